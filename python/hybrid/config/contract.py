@@ -1,0 +1,41 @@
+"""What a resume must agree on: the settings that can change the trajectory, and nothing else.
+
+Outside the contract: logging, telemetry, cadence, folders, backend, how a batch is split into microbatches (rounding
+only), and the length of the run, so that a run can move between machines and be continued. The data and the tokenizer have
+fingerprints of their own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hybrid.config.loading import to_settings
+from hybrid.config.tree import RunConfig
+
+# Schedule keys that matter, by type.
+_SCHEDULE = {
+    "constant": (),
+    "step_decay": ("stepSize", "gamma", "minLr"),
+    "cosine": ("totalSteps", "minLr"),
+    "wsd": ("totalSteps", "decaySteps", "minLr"),
+}
+
+
+def contract(config: RunConfig) -> dict[str, Any]:
+    """The trajectory's settings of a resolved configuration, nested, camelCase; hashed, they are `configHash`."""
+    settings = to_settings(config)
+    schedule, scaling, data = settings["schedule"], settings["lossScaling"], settings["data"]
+    kind = schedule["type"]
+    used = ["type", "warmupSteps", *_SCHEDULE[kind]]
+    if kind == "constant" and schedule["warmupSteps"]:
+        used.append("minLr")
+    return {
+        "model": settings["model"],
+        "data": {key: data[key] for key in ("sequenceLength", "batchSize", "split")},
+        "objective": settings["objective"],
+        "optimizer": settings["optimizer"],
+        "schedule": {key: schedule[key] for key in used},
+        "precision": settings["precision"],
+        "lossScaling": scaling if scaling["enabled"] else {"enabled": False},
+        "run": {"seed": settings["run"]["seed"]},
+    }

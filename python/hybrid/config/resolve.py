@@ -1,0 +1,123 @@
+"""Derived values: everything a configuration leaves to be worked out, worked out, and the checks between sections.
+
+A resolved configuration has no null that stands for a number. It is what run.json and checkpoints hold.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic.alias_generators import to_camel
+
+from hybrid.config.tree import ModelSection, RunConfig
+from hybrid.errors import ConfigError
+from hybrid.models.config import ModelConfig
+
+
+def check(config: RunConfig) -> None:
+    """ConfigError for settings that contradict each other; needs no data."""
+    data, model, scaling = config.data, config.model, config.loss_scaling
+    if data.microbatch_size is not None and data.batch_size % data.microbatch_size:
+        raise ConfigError(
+            f"data.microbatchSize = {data.microbatch_size}: expected a divisor of data.batchSize = {data.batch_size}"
+        )
+    if model.context_length is not None and model.context_length < data.sequence_length:
+        raise ConfigError(
+            f"model.contextLength = {model.context_length}: expected at least "
+            f"data.sequenceLength = {data.sequence_length}"
+        )
+    if config.schedule.min_lr > config.optimizer.lr:
+        raise ConfigError(
+            f"schedule.minLr = {config.schedule.min_lr}: expected at most optimizer.lr = {config.optimizer.lr}"
+        )
+    if not scaling.min_scale <= scaling.initial_scale <= scaling.max_scale:
+        raise ConfigError(
+            f"lossScaling.initialScale = {scaling.initial_scale}: expected between "
+            f"lossScaling.minScale = {scaling.min_scale} and lossScaling.maxScale = {scaling.max_scale}"
+        )
+    if data.tokenizer.path is not None and data.tokenizer.type != "bpe":
+        raise ConfigError(
+            f"data.tokenizer.path is set: expected data.tokenizer.type = 'bpe', got {data.tokenizer.type!r}"
+        )
+    alerts = config.telemetry.alerts
+    if alerts.fail_on_alert and not alerts.enabled:
+        raise ConfigError("telemetry.alerts.failOnAlert = true: expected telemetry.alerts.enabled = true as well")
+
+
+def resolve(config: RunConfig, vocabulary_size: int, train_samples: int) -> RunConfig:
+    """`config` with every derived value filled in.
+
+    vocabulary_size: what the tokenizer needs. train_samples: samples of one epoch. Raises ConfigError.
+    """
+    check(config)
+    steps = config.run.steps
+    if steps is None:
+        steps = max(1, config.run.epochs * train_samples // config.data.batch_size)
+    total = config.schedule.total_steps
+    if total is None:
+        total = max(1, steps - config.schedule.warmup_steps)
+    decay = config.schedule.decay_steps
+    if decay is None:
+        decay = max(1, total // 5)
+    if decay > total:
+        raise ConfigError(f"schedule.decaySteps = {decay}: expected at most schedule.totalSteps = {total}")
+    scaling = config.loss_scaling.enabled
+    resolved = config.model_copy(
+        update={
+            "model": _resolve_model(config, vocabulary_size),
+            "data": _update(config.data, microbatch_size=config.data.microbatch_size or config.data.batch_size),
+            "schedule": _update(config.schedule, total_steps=total, decay_steps=decay),
+            "loss_scaling": _update(
+                config.loss_scaling, enabled=config.precision.type == "mixed-f16" if scaling is None else scaling
+            ),
+            "run": _update(config.run, steps=steps),
+        }
+    )
+    try:
+        model_config(resolved).validate()
+    except ConfigError as error:
+        raise ConfigError(_file_keys(str(error))) from None
+    return resolved
+
+
+def model_config(config: RunConfig) -> ModelConfig:
+    """The decoder's configuration from a resolved `config`."""
+    fields = config.model.model_dump()
+    return ModelConfig(**fields)
+
+
+def _file_keys(message: str) -> str:
+    """The model checks itself in its own field names; say those that a configuration file has."""
+    for name in ModelSection.model_fields:
+        message = message.replace(f"model.{name} ", f"model.{to_camel(name)} ")
+    return message
+
+
+def _resolve_model(config: RunConfig, vocabulary_size: int) -> Any:
+    model = config.model
+    if model.vocabulary_size is not None and model.vocabulary_size < vocabulary_size:
+        raise ConfigError(
+            f"model.vocabularySize = {model.vocabulary_size}: the tokenizer has {vocabulary_size} ids; "
+            "expected at least as many, or null"
+        )
+    if model.head_width is None and model.width % model.heads:
+        raise ConfigError(
+            f"model.width = {model.width}: expected a multiple of model.heads = {model.heads}, or model.headWidth set"
+        )
+    if model.activation == "swiglu":
+        hidden = -(-8 * model.width // 3 // 32) * 32
+    else:
+        hidden = 4 * model.width
+    return _update(
+        model,
+        vocabulary_size=model.vocabulary_size or vocabulary_size,
+        context_length=model.context_length or config.data.sequence_length,
+        kv_heads=model.kv_heads or model.heads,
+        head_width=model.head_width or model.width // model.heads,
+        feed_forward_width=model.feed_forward_width or hidden,
+        schedule=model.schedule or tuple(range(model.layers)),
+    )
+
+
+def _update(section: Any, **values: Any) -> Any:
+    return section.model_copy(update=values)

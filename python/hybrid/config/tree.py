@@ -1,0 +1,314 @@
+"""The typed tree of a run's configuration.
+
+Keys in files, on the command line and in JSON are camelCase (`model.kvHeads`); the attributes here are the same names
+in snake_case (`config.model.kv_heads`). An unknown key or a value of another type is an error, nothing is coerced. A key
+that may be null says what null means. The text under each attribute is its description in the JSON Schema.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+Count = Annotated[int, Field(ge=1)]
+Whole = Annotated[int, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+Names = Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
+LayerOrder = Annotated[tuple[Whole, ...], Field(strict=False, min_length=1)]
+
+
+class Section(BaseModel):
+    """A frozen group of settings."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        alias_generator=to_camel,
+        validate_by_name=False,
+        validate_by_alias=True,
+        use_attribute_docstrings=True,
+        protected_namespaces=(),
+    )
+
+
+class ModelSection(Section):
+    """The decoder: its shape and its parts."""
+
+    vocabulary_size: Count | None = None
+    """Rows of the embedding table. null: what the tokenizer needs."""
+    context_length: Count | None = None
+    """The longest position the model can see. null: data.sequenceLength."""
+    layers: Count = 4
+    """Blocks with weights of their own."""
+    width: Count = 128
+    """Model width C."""
+    heads: Count = 4
+    """Query heads H."""
+    kv_heads: Count | None = None
+    """Key/value heads K; heads must be a multiple of it. null: as many as heads."""
+    head_width: Count | None = None
+    """Width of one head D. null: width / heads."""
+    feed_forward_width: Count | None = None
+    """Hidden width F. null: 4 * width, or 8/3 * width rounded up to a multiple of 32 for swiglu."""
+    norm: Literal["rms_norm", "layer_norm"] = "rms_norm"
+    """Which normalisation."""
+    norm_eps: Positive = 1e-5
+    """Added to the variance inside the norms."""
+    positions: Literal["rope", "learned"] = "rope"
+    """Rotary positions or a learned table."""
+    rope_base: Positive = 10000.0
+    """Base of the rotary frequencies."""
+    activation: Literal["swiglu", "gelu", "relu2", "silu"] = "swiglu"
+    """The feed-forward non-linearity."""
+    bias: bool = False
+    """Biases in linear layers and layer norms."""
+    tied_embeddings: bool = True
+    """The output head is the embedding table."""
+    window: Count | None = None
+    """A token sees this many tokens, itself included. null: all before it."""
+    dropout: Share = 0.0
+    """Probability that an element of a residual branch is dropped in training."""
+    schedule: LayerOrder | None = None
+    """Layer indices in order of execution; repeat some for a looped model. null: each once."""
+    initializer_range: Positive = 0.02
+    """Standard deviation of the initial matrices."""
+
+
+class TokenizerSection(Section):
+    """How text becomes ids."""
+
+    type: Literal["bytes", "characters", "bpe"] = "bytes"
+    """bytes: the 256 byte values. characters: those of the corpus. bpe: trained on the corpus, or loaded from path."""
+    path: str | None = None
+    """A tokenizer.json to load (bpe only). null: train one on the corpus."""
+    vocabulary_size: Count = 4096
+    """Entries of a tokenizer that is trained here (bpe only)."""
+
+
+class SplitSection(Section):
+    """What is held out for validation."""
+
+    by: Literal["document", "share"] = "document"
+    """document: whole documents, chosen by their hash. share: the last part of the token stream, in one piece."""
+    validation_share: Share = 0.1
+    """Share of the documents, or of the tokens, that is held out. 0: no validation."""
+
+
+class DataSection(Section):
+    """Text, tokens and batches."""
+
+    source: Annotated[str, Field(min_length=1)] | Names = "stdlib"
+    """`stdlib` (the sources of the running Python's standard library), or a text file, folder or list of them."""
+    store: str | None = None
+    """A token store made by `hybrid data build`, instead of source and tokenizer. null: build one, kept in cacheDir."""
+    cache_dir: str | None = None
+    """Where built token stores are kept. null: `hybrid` in the user's cache folder."""
+    max_bytes: Count | None = None
+    """Read at most this many bytes of the corpus. null: all."""
+    tokenizer: TokenizerSection = TokenizerSection()
+    split: SplitSection = SplitSection()
+    sequence_length: Count = 64
+    """Tokens of one sample, T."""
+    batch_size: Count = 8
+    """Samples of one optimizer step: the global batch, over all microbatches and ranks."""
+    microbatch_size: Count | None = None
+    """Samples that are on the device at once. null: the whole batch. Changes rounding, not what is learned."""
+    prefetch: Whole = 2
+    """Steps whose batches are made ahead by another thread. 0: none."""
+
+
+class ObjectiveSection(Section):
+    """What is minimised."""
+
+    type: Literal["cross_entropy"] = "cross_entropy"
+    """The mean cross-entropy of the target tokens of a step."""
+    z_loss: NotNegative = 0.0
+    """Weight of the mean squared log-partition, added to the loss."""
+    z_loss_steps: Whole | None = None
+    """The z-loss applies to this many first steps. null: to all."""
+
+
+class OptimizerSection(Section):
+    """AdamW and clipping."""
+
+    type: Literal["adamw"] = "adamw"
+    lr: NotNegative = 1e-3
+    """Learning rate at the top of the schedule."""
+    beta1: Share = 0.9
+    """Decay of the first moment."""
+    beta2: Share = 0.95
+    """Decay of the second moment."""
+    eps: Positive = 1e-8
+    """Added to the root of the second moment."""
+    weight_decay: NotNegative = 0.1
+    """Decoupled weight decay of matrices and embedding tables; biases and norm weights have none."""
+    max_norm: NotNegative = 1.0
+    """Gradients are scaled down to this global norm. 0: not clipped."""
+
+
+class ScheduleSection(Section):
+    """The learning rate by optimizer step."""
+
+    type: Literal["constant", "step_decay", "cosine", "wsd"] = "cosine"
+    """constant; step_decay (times gamma every stepSize); cosine (over totalSteps); wsd (warm-up, stable, decay)."""
+    warmup_steps: Whole = 0
+    """Steps of linear warm-up to lr."""
+    total_steps: Count | None = None
+    """Steps after the warm-up over which cosine or wsd runs. null: the rest of the run, fixed when the run begins."""
+    step_size: Count = 1000
+    """Steps between two decays (step_decay)."""
+    gamma: Annotated[float, Field(gt=0, le=1)] = 0.95
+    """Factor of one decay (step_decay)."""
+    decay_steps: Count | None = None
+    """Length of the final decay (wsd). null: a fifth of totalSteps."""
+    min_lr: NotNegative = 0.0
+    """The learning rate never falls below this."""
+
+
+class PrecisionSection(Section):
+    """Number formats."""
+
+    type: Literal["f32", "mixed-f16"] = "f32"
+    """mixed-f16 keeps activations and weight copies in f16; master weights, gradients and sums stay f32."""
+
+
+class LossScalingSection(Section):
+    """Dynamic loss scaling, as in the runner we mirror."""
+
+    enabled: bool | None = None
+    """null: on exactly in mixed-f16."""
+    initial_scale: Positive = 1024.0
+    min_scale: Positive = 1.0
+    max_scale: Positive = 65536.0
+    scale_factor: Annotated[float, Field(ge=1)] = 2.0
+    """Growth after growthInterval steps without overflow."""
+    backoff_factor: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Change after an overflow."""
+    growth_interval: Count = 2000
+    overflow_check: bool = True
+    """Change the scale after an overflow. Non-finite gradients never reach the weights, whatever this says."""
+
+
+class ThresholdsSection(Section):
+    """Limits of the alerts; null switches one off."""
+
+    max_step_time_ms: float | None = None
+    max_gradient_norm: float | None = None
+    max_nan_count: Annotated[float | None, Field(alias="maxNaNCount")] = None
+    max_inf_count: float | None = None
+    max_saturation_count: float | None = None
+    min_effective_lr: float | None = None
+
+
+class AlertsSection(Section):
+    """Which telemetry is judged."""
+
+    enabled: bool = False
+    fail_on_alert: bool = False
+    """End the run (exit code 4) at the first alert. Each step is judged before it is applied, which costs a round trip."""
+    thresholds: ThresholdsSection = ThresholdsSection()
+
+
+class TelemetrySection(Section):
+    """What the metrics say besides the loss."""
+
+    mode: Literal["step", "window", "epoch"] = "step"
+    window_size: Count = 8
+    """Steps in the rolling averages."""
+    emit_nan_inf_counters: Annotated[bool, Field(alias="emitNaNInfCounters")] = True
+    alerts: AlertsSection = AlertsSection()
+    tensorboard: bool = False
+    """Also write TensorBoard events to the run folder (needs the `tensorboard` extra)."""
+
+
+class CheckpointSection(Section):
+    """When the run is saved, and what is kept."""
+
+    every: Whole = 200
+    """Save every so many steps, and at the end. 0: only at the end and on a stop signal."""
+    keep_last: Whole = 3
+    """The newest this many checkpoints are kept. 0: all."""
+    keep_every: Whole = 0
+    """Also keep each checkpoint whose step is a multiple of this. 0: none."""
+
+
+class EvaluationSection(Section):
+    """Validation while training."""
+
+    every: Whole = 100
+    """Evaluate every so many steps, and at the end. 0: never."""
+    batches: Whole = 20
+    """Batches of one evaluation. 0: the whole validation split."""
+
+
+class SamplingSection(Section):
+    """Text samples while training, and the defaults of `hybrid sample`."""
+
+    every: Whole = 0
+    """Write a sample every so many steps. 0: never."""
+    prompt: str = "\n"
+    """What the sample continues."""
+    tokens: Count = 160
+    temperature: NotNegative = 0.8
+    """0: always the most likely token."""
+    top_k: Whole = 0
+    """Sample among the k most likely tokens. 0: among all."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Sample among the most likely tokens that together reach this probability."""
+    seed: Whole = 1337
+
+
+class BackendSection(Section):
+    """What computes. Nothing here changes what is learned."""
+
+    name: Literal["auto", "webgpu", "reference"] = "auto"
+    """auto: webgpu if there is an adapter, else reference."""
+    adapter: str | None = None
+    """Part of the name of the GPU to use. null: the system's choice."""
+    device_profile: Literal["adapter", "default"] = "adapter"
+    """adapter: use what the GPU offers. default: stay within WebGPU's default limits and features."""
+    recompute: bool = False
+    """Recompute each block in the backward pass: less memory, more time."""
+    max_recoveries: Whole = 3
+    """How often a lost device is replaced before the run fails."""
+
+
+class RunSection(Section):
+    """The run itself."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "run"
+    """Names the run folder `runs/NAME` when no --run-dir is given, and the model in the metrics."""
+    seed: Annotated[int, Field(ge=0, le=2**53 - 1)] = 1337
+    """Fixes initial weights, data order and dropout."""
+    steps: Count | None = 600
+    """Optimizer steps of the run. null: `epochs`."""
+    epochs: Count = 1
+    """Passes over the training split, when steps is null."""
+    log_every: Count = 10
+    """Fetch metrics from the device and print a line every so many steps; the metrics file has every step."""
+    max_hours: Positive | None = None
+    """Stop as on a signal (save, exit code 75) after this many hours in this process."""
+
+
+class RunConfig(Section):
+    """Everything that describes one training run."""
+
+    model: ModelSection = ModelSection()
+    data: DataSection = DataSection()
+    objective: ObjectiveSection = ObjectiveSection()
+    optimizer: OptimizerSection = OptimizerSection()
+    schedule: ScheduleSection = ScheduleSection()
+    precision: PrecisionSection = PrecisionSection()
+    loss_scaling: LossScalingSection = LossScalingSection()
+    telemetry: TelemetrySection = TelemetrySection()
+    checkpoint: CheckpointSection = CheckpointSection()
+    evaluation: EvaluationSection = EvaluationSection()
+    sampling: SamplingSection = SamplingSection()
+    backend: BackendSection = BackendSection()
+    run: RunSection = RunSection()
