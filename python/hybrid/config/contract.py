@@ -1,8 +1,8 @@
 """What a resume must agree on: the settings that can change the trajectory, and nothing else.
 
 Outside the contract: logging, telemetry, cadence, folders, backend, how a batch is split into microbatches (rounding
-only), and the length of the run, so that a run can move between machines and be continued. The data and the tokenizer have
-fingerprints of their own.
+only), and the length of the run, so that a run can move between machines and be continued. The data and the tokenizer
+have fingerprints of their own.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ def load_config(
     """The configuration of a run.
 
     file: TOML or JSON; its top-level key `preset` names what it starts from. preset: takes precedence over that key;
-    without either, `stdlib-tiny`. assignments: texts `key.path=value`. flags: dotted key to value. base: all settings of a
-    saved run, used in place of a preset. Raises ConfigError.
+    without either, `stdlib-tiny`. assignments: texts `key.path=value`. flags: dotted key to value. base: all settings
+    of a saved run, used in place of a preset. Raises ConfigError.
     """
     layers: list[tuple[str, Settings]] = []
     from_file = read_file(file) if file is not None else {}

@@ -40,8 +40,8 @@ _ELSEWHERE = {
 def parse_config(values: Mapping[str, Any], origins: Mapping[Path, str] | None = None) -> RunConfig:
     """The typed configuration of camelCase `values`.
 
-    `origins` says for dotted paths which file or option they came from; errors repeat it. Raises ConfigError with a line
-    for each unknown key (and the nearest known one) and for each value that is not what the key expects.
+    `origins` says for dotted paths which file or option they came from; errors repeat it. Raises ConfigError with a
+    line for each unknown key (and the nearest known one) and for each value that is not what the key expects.
     """
     try:
         return RunConfig.model_validate(values)
@@ -66,7 +66,7 @@ def known_keys(section: type[Section] = RunConfig, prefix: Path = ()) -> Iterato
 
 
 def nearest(word: str, candidates: list[str]) -> str | None:
-    """The candidate that `word` was probably meant to be, ignoring case, dashes and underscores; None if none is near."""
+    """The candidate that `word` probably meant, ignoring case, dashes and underscores; None if no one is near."""
     plain = {_plain(candidate): candidate for candidate in reversed(candidates)}
     close = difflib.get_close_matches(_plain(word), list(plain), n=1, cutoff=0.6)
     return plain[close[0]] if close else None

@@ -1,8 +1,8 @@
 """The typed tree of a run's configuration.
 
 Keys in files, on the command line and in JSON are camelCase (`model.kvHeads`); the attributes here are the same names
-in snake_case (`config.model.kv_heads`). An unknown key or a value of another type is an error, nothing is coerced. A key
-that may be null says what null means. The text under each attribute is its description in the JSON Schema.
+in snake_case (`config.model.kv_heads`). An unknown key or a value of another type is an error, nothing is coerced. A
+key that may be null says what null means. The text under each attribute is its description in the JSON Schema.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ class AlertsSection(Section):
 
     enabled: bool = False
     fail_on_alert: bool = False
-    """End the run (exit code 4) at the first alert. Each step is judged before it is applied, which costs a round trip."""
+    """End the run (exit code 4) at the first alert. Each step is judged before it is applied: a round trip a step."""
     thresholds: ThresholdsSection = ThresholdsSection()
 
 
