@@ -1,0 +1,100 @@
+# `make train` and `make test` do all their set-up themselves; the second time they find it done. `make help` lists the rest.
+#
+# Packages come from requirements.lock, used as a constraints file: training installs the core packages only, the tests add the
+# `dev` and `torch` extras, and both get the exact versions named there.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.SUFFIXES:
+.DELETE_ON_ERROR:
+.PHONY: help train test lint typecheck pytest acceptance wheel lock system-packages clean
+
+VENV := .venv
+PYTHON := $(VENV)/bin/python
+PIP := $(PYTHON) -m pip --disable-pip-version-check install -qq --progress-bar off --constraint requirements.lock
+CORE := $(VENV)/.installed-core
+DEV := $(VENV)/.installed-dev
+
+# What a Debian machine needs beside Python packages. Chromium brings SwiftShader, the second Vulkan driver of the tests.
+DEBIAN_PACKAGES := mesa-vulkan-drivers chromium
+
+# wgpu wants a runtime folder to exist; a machine without a login session has none.
+export XDG_RUNTIME_DIR := $(or $(XDG_RUNTIME_DIR),$(shell mkdir -p -m 700 "$${TMPDIR:-/tmp}/hybrid-runtime-$$(id -u)" && echo "$${TMPDIR:-/tmp}/hybrid-runtime-$$(id -u)"))
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
+
+train: $(CORE) ## train a small model on the text of the Python standard library (ARGS="..." go to `hybrid train`)
+	@$(PYTHON) -m hybrid train $(ARGS)
+
+test: $(DEV) system-packages ## lint, type-check and test everything but the long checks (ARGS="..." go to pytest)
+	@$(MAKE) --no-print-directory lint typecheck
+	@$(MAKE) --no-print-directory pytest
+
+lint: $(DEV) ## ruff
+	@$(PYTHON) -m ruff check .
+
+typecheck: $(DEV) ## mypy, strict where pyproject.toml says so
+	@$(PYTHON) -m mypy
+
+pytest: $(DEV) ## the tests alone
+	@$(PYTHON) -m pytest -m "not acceptance" $(ARGS)
+
+acceptance: $(DEV) system-packages ## the long checks; writes benchmarks/results/*.json
+	@$(PYTHON) -m pytest -m acceptance $(ARGS)
+	@$(PYTHON) benchmarks/run_all.py
+
+wheel: $(DEV) ## build dist/*.whl, with shaders and schemas inside
+	@$(PYTHON) -m pip --disable-pip-version-check wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+
+# Exact versions of the core, dev and torch sets and of the build backend, for whoever installs with this file as constraints.
+# torch is pinned by hand: newer releases are installed only on purpose. "+cpu" and the like name a build, not a version.
+lock: ## write requirements.lock anew from what pyproject.toml allows today
+	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
+	$(call find-python) && "$$python" -m venv "$$folder/venv" && \
+	"$$folder/venv/bin/python" -m pip --disable-pip-version-check install -qq --progress-bar off \
+		'.[dev,torch]' torch==2.13.0 hatchling editables && \
+	{ echo "# Exact versions for constraints. Written by \`make lock\`; do not edit."; \
+	  "$$folder/venv/bin/python" -m pip --disable-pip-version-check freeze --all --exclude hybrid --exclude pip \
+	  | sed -E 's/(==[^+]*)\+.*/\1/' | grep -E '^[A-Za-z0-9_.-]+==' | sort -f; } > "$$folder/lock" && \
+	cp "$$folder/lock" requirements.lock && wc -l requirements.lock
+
+clean: ## remove the virtual environment and caches (runs stay)
+	@rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+# Sets `python` to the first interpreter that is new enough.
+define find-python
+python=""; for candidate in python3 python3.11 python3.12 python3.13 python3.14; do \
+	if "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then python=$$candidate; break; fi; done; \
+if [ -z "$$python" ]; then echo "hybrid needs Python 3.11 or newer, and no python3 on PATH is: install one and try again" >&2; exit 2; fi
+endef
+
+# Debian keeps `venv` in a package of its own.
+$(PYTHON):
+	@$(call find-python); \
+	if ! "$$python" -c 'import ensurepip, venv' 2>/dev/null; then \
+		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+			apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends python3-venv; \
+		else echo "$$python cannot make virtual environments: apt-get install python3-venv (as root), then try again" >&2; exit 2; fi; fi; \
+	echo "making $(VENV) with $$("$$python" --version)"; "$$python" -m venv $(VENV)
+
+# The build backend is installed first, from the lock: building in isolation would fetch an unlocked one.
+$(CORE): pyproject.toml requirements.lock | $(PYTHON)
+	@echo "installing the core packages"
+	@$(PIP) hatchling editables
+	@$(PIP) --no-build-isolation --editable .
+	@touch $@
+
+$(DEV): pyproject.toml requirements.lock | $(CORE)
+	@echo "installing the dev and torch packages"
+	@$(PIP) --no-build-isolation --editable '.[dev,torch]'
+	@touch $@
+
+system-packages:
+	@missing=""; for package in $(DEBIAN_PACKAGES); do \
+		[ "$$(dpkg-query -W -f '$${db:Status-Status}' $$package 2>/dev/null)" = installed ] || missing="$$missing $$package"; done; \
+	if [ -n "$$missing" ]; then \
+		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+			echo "installing$$missing"; apt-get update -qq && \
+			DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing; \
+		else echo "not installed, and only root can:$$missing (tests that need them are listed as skipped)"; fi; fi
