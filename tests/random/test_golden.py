@@ -18,10 +18,12 @@ WORD = 2**32
 ABOUT = (
     "Key derivation, initial weights, stateless shuffle and dropout masks, all built on Philox 4x32-10.\n"
     "Values: brute force in tests/random/test_golden.py, which shares no code with the library.\n"
-    "Use: compare exactly. 'keys': key of stream 'name' under 'seed', two 32-bit words as 8 hex digits. 'initial': float32 "
-    "bits of the first elements of tensor 'name' (stream 'init/<name>'). 'shuffle': 'samples[i]' is where the permutation of "
-    "0..n-1 of stream 'shuffle/<epoch>' sends 'positions[i]'. 'order': the first samples that a run reads over several epochs. "
-    "'dropout': 'keep[e]' tells whether element e of sample 'sample' survives at data step 'step' (stream 'dropout/<site>')."
+    "Use: compare exactly. 'keys': key of stream 'name' under 'seed', two 32-bit words as 8 hex digits. "
+    "'initial': float32 bits of the first elements of tensor 'name' (stream 'init/<name>'). "
+    "'shuffle': 'samples[i]' is where the permutation of 0..n-1 of stream 'shuffle/<epoch>' sends 'positions[i]'. "
+    "'order': the first samples that a run reads over several epochs. "
+    "'dropout': 'keep[e]' tells whether element e of sample 'sample' survives at data step 'step' "
+    "(stream 'dropout/<site>')."
 )
 
 NAMES = [

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from contracts.vectors import load
 from hypothesis import given
 from hypothesis import strategies as st
 
+from contracts.vectors import load
 from hybrid.random import philox, philox_numpy
 
 CASES = load("philox")["cases"]

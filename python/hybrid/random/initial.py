@@ -28,7 +28,8 @@ def init_key(seed: int, name: str) -> Key:
 def normal(seed: int, name: str, count: int, std: float) -> array[float]:
     """`count` float32 values of mean 0 and standard deviation `std` for one tensor, in row-major order.
 
-    `name` is the tensor's name in the checkpoint. Element i is made of the block with counter (i mod 2^32, i >> 32, 0, 0).
+    `name` is the tensor's name in the checkpoint. Element i is made of the block with counter (i mod 2^32, i >> 32,
+    0, 0).
     """
     key = init_key(seed, name)
     factor = std / DEVIATION

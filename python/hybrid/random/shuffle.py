@@ -38,7 +38,8 @@ def permute(index: int, n: int, key: Key) -> int:
 
 
 def sample_position(index: int, n: int) -> tuple[int, int]:
-    """(epoch, position within the epoch) of global sample `index`, which counts over the whole run, in a data set of n."""
+    """(epoch, position within the epoch) of global sample `index`, which counts over the whole run, in a data set of
+    n."""
     half_bits(n)
     if index < 0:
         raise DataContractError(
