@@ -1,8 +1,8 @@
 """Values, nodes and graphs.
 
 A graph is a list of nodes in execution order. Each node applies one primitive (an op of `hybrid.ops`, or a backward
-primitive that only autodiff emits) to values. Everything is static: shapes, element types and attributes are known when the
-graph is made. The reference executor runs it as it stands; the plan compiler lowers it to dispatches.
+primitive that only autodiff emits) to values. Everything is static: shapes, element types and attributes are known
+when the graph is made. The reference executor runs it as it stands; the plan compiler lowers it to dispatches.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-# Element types. "act" is the activation type and depends on the precision: f32, or f16 in mixed-f16 (the reference also runs
-# it as f64). "f32" stays at least f32 in every precision: statistics, losses, gradients of parameters.
+# Element types. "act" is the activation type and depends on the precision: f32, or f16 in mixed-f16 (the reference
+# also runs it as f64). "f32" stays at least f32 in every precision: statistics, losses, gradients of parameters.
 ACT = "act"
 F32 = "f32"
 U32 = "u32"
@@ -37,8 +37,8 @@ class Type:
 class Value:
     """One tensor of the graph. Identity is the object itself; `index` numbers values for printing and hashing.
 
-    `kind` is "input" (fed for each batch or step), "parameter" (a master weight), "constant" (bytes of the plan, such as
-    rotary tables), "cache" (key/value cache, kept between program runs) or "node" (the output of a node).
+    `kind` is "input" (fed for each batch or step), "parameter" (a master weight), "constant" (bytes of the plan, such
+    as rotary tables), "cache" (key/value cache, kept between program runs) or "node" (the output of a node).
     """
 
     index: int
@@ -59,8 +59,9 @@ class Value:
 class Node:
     """One primitive applied to `inputs`.
 
-    `accumulates` names a parameter whose gradient buffer the node adds its result to; such a node has no outputs. `scope` is the
-    path of enclosing `ops.block` labels, such as "layers.0", with a "backward" suffix for nodes that autodiff made.
+    `accumulates` names a parameter whose gradient buffer the node adds its result to; such a node has no outputs.
+    `scope` is the path of enclosing `ops.block` labels, such as "layers.0", with a "backward" suffix for nodes that
+    autodiff made.
     """
 
     op: str
@@ -73,7 +74,8 @@ class Node:
 
 @dataclass(eq=False)
 class Graph:
-    """A traced program. `inputs`, `parameters`, `constants` and `caches` map names to values; `outputs` are what the caller reads."""
+    """A traced program. `inputs`, `parameters`, `constants` and `caches` map names to values; `outputs` are what the
+    caller reads."""
 
     nodes: list[Node] = field(default_factory=list)
     inputs: dict[str, Value] = field(default_factory=dict)

@@ -1,0 +1,249 @@
+"""The vocabulary: every operation a model or an objective may use, each with one signature.
+
+A model is a plain function of `(ops, parameters, inputs, config)`. Whoever implements `Ops` decides what running it
+means: the tracer records a graph, the torch backend computes under autograd. Nothing here returns a Python number,
+and `block` is the only control construct: loops and conditions in a model depend on its configuration alone.
+
+Shape letters: B batch, T time, C model width, H query heads, K key/value heads, D head width, V vocabulary, N = B*T
+rows. Element types: "act" is the type of activations (f32, or f16 in mixed precision; the reference also runs f64);
+"f32" is at least f32 in every precision; "u32" is for ids and positions. Whatever the storage type, arithmetic
+happens in at least f32.
+
+Every method raises `OpError`, naming the op, the shapes it got and the enclosing block, when its arguments do not fit
+its signature.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import cos, sin
+from sys import byteorder
+from typing import Any, TypeAlias, TypeVar
+
+from hybrid.errors import HybridError
+
+# What flows between ops. A graph `Value` for the tracer, a `torch.Tensor` for torch: model code never looks inside.
+Tensor: TypeAlias = Any
+Result = TypeVar("Result")
+
+
+class OpError(HybridError, ValueError):
+    """An op was applied to shapes, element types or values outside its definition, or cannot be differentiated."""
+
+
+@dataclass(frozen=True)
+class Linear:
+    """Leaf of a parameter tree: a matrix [out, in] and, if there is one, a bias [out]."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Norm:
+    """Leaf of a parameter tree: gain [C] and, for a layer norm that has one, bias [C]."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """Leaf of a parameter tree: an embedding table [rows, C]."""
+
+    weight: Tensor
+
+
+class Ops(ABC):
+    """See the module text. Arguments are positional tensors and leaves first, static settings after."""
+
+    # --- structure ---------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def block(self, label: str, function: Callable[..., Result], parameters: Any, *arguments: Any) -> Result:
+        """Run `function(ops, parameters, *arguments)` as one unit named `label`.
+
+        Every parameter is read inside a block. For the tracer a block is a scope and a recomputation boundary; for
+        torch, `parameters` is a module and the block calls it (so that sharding, checkpointing and compilation wrap
+        it). Blocks may nest.
+        """
+
+    # --- parameters against activations ------------------------------------------------------------------------------
+
+    @abstractmethod
+    def embedding(self, ids: Tensor, table: Table) -> Tensor:
+        """Rows of a table. ids u32 [B, T], table [V, C] -> act [B, T, C]; y[b, t] = table[ids[b, t]].
+
+        Its gradient needs a row index of the ids, made on the host: `ids` must be an input of the program ("ids" or
+        "positions").
+        """
+
+    @abstractmethod
+    def linear(self, x: Tensor, leaf: Linear) -> Tensor:
+        """x act [.., I], weight [O, I], bias [O] or none -> act [.., O]; y = x @ weight.T + bias, accumulated in
+        f32."""
+
+    @abstractmethod
+    def rms_norm(self, x: Tensor, leaf: Norm, eps: float) -> Tensor:
+        """x act [.., C], weight [C] -> act [.., C]; y = x / sqrt(mean(x^2) + eps) * weight, statistics in f32.
+
+        Source: Zhang and Sennrich 2019, "Root Mean Square Layer Normalization", arXiv:1910.07467. A bias is an error.
+        """
+
+    @abstractmethod
+    def layer_norm(self, x: Tensor, leaf: Norm, eps: float) -> Tensor:
+        """x act [.., C], weight [C], bias [C] or none -> act [.., C]; y = (x - mean) / sqrt(var + eps) * weight + bias.
+
+        The variance is the biased one (divided by C). Source: Ba, Kiros and Hinton 2016, "Layer Normalization",
+        arXiv:1607.06450.
+        """
+
+    # --- attention ---------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def rope(self, x: Tensor, positions: Tensor, *, base: float, length: int) -> Tensor:
+        """Rotary position embedding. x act [B, T, H, D], positions u32 [B, T], each less than `length` -> act [B, T,
+        H, D].
+
+        Pairs (x1, x2) = (x[i], x[i + D/2]) turn by the angle a = position * base^(-2i/D): y1 = x1 cos a - x2 sin a,
+        y2 = x2 cos a + x1 sin a. D must be even. Cosines and sines come from `rope_table(length, D, base)`. Source:
+        Su et al. 2021, "RoFormer", arXiv:2104.09864, in the half-split layout of the Llama models.
+        """
+
+    @abstractmethod
+    def attention(
+        self, q: Tensor, k: Tensor, v: Tensor, segment_ids: Tensor | None, *, scale: float, window: int | None = None
+    ) -> Tensor:
+        """Causal attention. q act [B, T, H, D], k and v act [B, T, K, D], segment_ids u32 [B, T] -> act [B, T, H, D].
+
+        o[b, i, h] = sum_j softmax_j(scale * q[b, i, h] . k[b, j, g]) v[b, j, g] with g = h // (H / K), over the keys
+        j <= i that lie in the segment of i and, given a window, satisfy i - j < window. H must be a multiple of K. No
+        T x T buffer is ever stored; there is no dropout on probabilities. In a decoding trace `segment_ids` is None,
+        and keys and values of earlier calls come from a cache: one cache for each call of `attention` in the model.
+        Sources: Vaswani et al. 2017, arXiv:1706.03762; grouped queries: Ainslie et al. 2023, arXiv:2305.13245;
+        tiling: Dao et al. 2022, arXiv:2205.14135; window: Beltagy et al. 2020, arXiv:2004.05150.
+        """
+
+    # --- element by element ------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def add(self, a: Tensor, b: Tensor) -> Tensor:
+        """a + b; equal shapes and element types (act or f32)."""
+
+    @abstractmethod
+    def mul(self, a: Tensor, b: Tensor) -> Tensor:
+        """a * b; equal shapes and element types (act or f32)."""
+
+    @abstractmethod
+    def scale(self, x: Tensor, factor: float) -> Tensor:
+        """x * factor, for a finite factor known when the model is built; act or f32."""
+
+    @abstractmethod
+    def gelu(self, x: Tensor) -> Tensor:
+        """x / 2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3))), act. Source: Hendrycks and Gimpel 2016,
+        arXiv:1606.08415 (tanh form)."""
+
+    @abstractmethod
+    def silu(self, x: Tensor) -> Tensor:
+        """x / (1 + exp(-x)), act. Source: Elfwing, Uchibe and Doya 2017, arXiv:1702.03118."""
+
+    @abstractmethod
+    def relu2(self, x: Tensor) -> Tensor:
+        """max(x, 0)^2, act. Source: So et al. 2021, "Primer", arXiv:2109.08668."""
+
+    @abstractmethod
+    def swiglu(self, gate: Tensor, up: Tensor) -> Tensor:
+        """silu(gate) * up, act, equal shapes. Source: Shazeer 2020, "GLU Variants Improve Transformer",
+        arXiv:2002.05202."""
+
+    @abstractmethod
+    def dropout(self, x: Tensor, site: str, rate: float) -> Tensor:
+        """x act [B, T, C] -> act: each element is zero with probability `rate`, else multiplied by float32(1 / (1 -
+        rate)).
+
+        0 <= rate < 1; the identity at rate 0 and outside training. Element e = t*C + c of the row whose index in the
+        global batch is j is kept at data step s when word e & 3 of philox4x32((e >> 2, j, s, 0), stream_key(seed,
+        "dropout/" + site)) is at least floor(rate * 2^32). So masks depend neither on how a batch is split nor on the
+        runtime. A site may be used once in a model. Source: Srivastava et al. 2014, "Dropout", JMLR 15.
+        """
+
+    @abstractmethod
+    def cast(self, x: Tensor, dtype: str) -> Tensor:
+        """Change the element type between "act" and "f32"."""
+
+    # --- shape -------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def reshape(self, x: Tensor, shape: Sequence[int]) -> Tensor:
+        """The same elements in row-major order under another shape; copies nothing. Any element type.
+
+        An entry 0 keeps the dimension of x at that place; one entry may be -1 and takes what remains.
+        """
+
+    @abstractmethod
+    def split(self, x: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
+        """Cut the last axis into pieces of the given sizes, which add up to it. act or f32."""
+
+    @abstractmethod
+    def concat(self, xs: Sequence[Tensor]) -> Tensor:
+        """Join along the last axis; other dimensions and element types equal. act or f32."""
+
+    @abstractmethod
+    def gather_rows(self, x: Tensor, index: Tensor) -> Tensor:
+        """x act [.., C] read as N rows, index u32 [M] with entries below N -> act [M, C]; y[m] = x[index[m]]."""
+
+    # --- reductions and losses ---------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def sum(self, x: Tensor) -> Tensor:
+        """x f32 [N] -> f32 [1]."""
+
+    @abstractmethod
+    def mean(self, x: Tensor) -> Tensor:
+        """x f32 [N] -> f32 [1], the sum divided by N."""
+
+    @abstractmethod
+    def mse(self, a: Tensor, b: Tensor) -> Tensor:
+        """Mean of (a - b)^2 over all elements; a and b of equal shape and element type (act or f32) -> f32 [1]."""
+
+    @abstractmethod
+    def log_softmax(self, x: Tensor) -> Tensor:
+        """x act or f32 [N, V] -> f32 [N, V]; y = x - log(sum_v exp(x)) along each row."""
+
+    @abstractmethod
+    def cross_entropy_head(self, x: Tensor, output: Linear, targets: Tensor, z_loss: Tensor) -> tuple[Tensor, Tensor]:
+        """Output projection and loss in one. x act [.., C] read as N rows, weight [V, C], targets u32 with N entries,
+        z_loss f32 [1] -> (loss, nll), f32 [N] each.
+
+        With logits l = weight @ x[n] and lse = log(sum_v exp(l_v)): nll = lse - l[target], loss = nll + z_loss *
+        lse^2. A row whose target is `IGNORE` gives exactly 0 in both and no gradient. Logits are made in chunks of
+        rows: N x V of them never exist at once. A bias is an error. Source of the z-loss: Chowdhery et al. 2022,
+        "PaLM", arXiv:2204.02311.
+        """
+
+
+def rope_table(length: int, head_width: int, base: float) -> bytes:
+    """The constant of `rope`: little-endian float32 [length, head_width], row p = [cos(p * w_0) .. cos(p * w_h),
+    sin(p * w_0) .. sin(p * w_h)].
+
+    w_i = base^(-2i / head_width) for i < head_width / 2. Computed in float64 and rounded once, so that every runtime
+    has the same bits.
+    """
+    frequencies = [base ** (-2.0 * i / head_width) for i in range(head_width // 2)]
+    table = array("f")
+    for position in range(length):
+        angles = [position * frequency for frequency in frequencies]
+        table.extend([cos(angle) for angle in angles])
+        table.extend([sin(angle) for angle in angles])
+    return little_endian(table)
+
+
+def little_endian(values: array[float]) -> bytes:
+    """The bytes of a float array as the plan stores them."""
+    if byteorder == "big":
+        values = array(values.typecode, values)
+        values.byteswap()
+    return values.tobytes()
