@@ -1,75 +1,132 @@
-"""What a test needs beside Python (markers `webgpu`, `swiftshader`, `torch`), and what happens where it is missing.
+"""What tests may need beyond the core install, and what happens when it is missing.
 
-A missing one skips the tests with a reason that the summary prints. Where HYBRID_REQUIRE names it (CI does), they fail.
+A test says with a marker what it needs (`webgpu`, `swiftshader`, `torch`). Where that is missing the test is skipped, and
+the summary says how many and why. HYBRID_REQUIRE=webgpu,swiftshader,torch turns a missing one into a failure of the
+whole session: CI sets it, so that nothing goes untested unnoticed. `acceptance` tests are long; they run when the `-m`
+expression names them.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
-import subprocess
-import sys
-import tempfile
-from collections.abc import Callable
+from collections import Counter
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-SWIFTSHADER = Path(os.environ.get("HYBRID_SWIFTSHADER_ICD", "/usr/lib/chromium/vk_swiftshader_icd.json"))
+from hybrid.errors import HybridError
 
-if not os.environ.get("XDG_RUNTIME_DIR"):  # Vulkan's loader complains without one
-    os.environ["XDG_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="hybrid-runtime-")
+# Where Chromium builds keep the manifest of their software Vulkan driver.
+SWIFTSHADER_FOLDERS = (
+    "/usr/lib/chromium",
+    "/usr/lib/chromium-browser",
+    "/usr/lib64/chromium-browser",
+    "/opt/google/chrome",
+    "/opt/chromium.org/chromium",
+    "/snap/chromium/current/usr/lib/chromium-browser",
+    "~/.cache/ms-playwright",
+)
 
-
-def adapter_problem(environment: dict[str, str]) -> str | None:
-    """Why wgpu finds no adapter, asked in a process of its own: two Vulkan drivers do not share one."""
-    if find_spec("wgpu") is None:
-        return "the package wgpu is not installed"
-    script = "import wgpu; print(wgpu.gpu.request_adapter_sync().summary)"
-    run = subprocess.run(
-        [sys.executable, "-c", script], env=os.environ | environment, capture_output=True, text=True, timeout=120
-    )
-    if run.returncode == 0:
-        return None
-    return "no WebGPU adapter: " + (run.stderr.strip().splitlines() or ["no message"])[-1]
+_not_run: Counter[tuple[str, str]] = Counter()
 
 
-def webgpu_problem() -> str | None:
-    problem = adapter_problem({})
-    return problem and f"{problem} (Debian: apt-get install mesa-vulkan-drivers)"
+def swiftshader_icd() -> Path | None:
+    """Chromium's `vk_swiftshader_icd.json`, or None."""
+    for folder in SWIFTSHADER_FOLDERS:
+        root = Path(folder).expanduser()
+        for pattern in ("vk_swiftshader_icd.json", "chromium-*/chrome-linux*/vk_swiftshader_icd.json"):
+            found = sorted(root.glob(pattern))
+            if found:
+                return found[-1]
+    return None
 
 
-def swiftshader_problem() -> str | None:
-    if not SWIFTSHADER.exists():
-        return f"no SwiftShader driver at {SWIFTSHADER} (Debian: apt-get install chromium)"
-    return adapter_problem({"VK_ICD_FILENAMES": str(SWIFTSHADER)})
+def _why_no_webgpu() -> str | None:
+    from hybrid.backends.webgpu.device import open_device
+
+    try:
+        open_device(features=(), default_limits=True).close()
+    except HybridError as error:
+        return str(error)
+    return None
 
 
-def torch_problem() -> str | None:
-    return None if find_spec("torch") else "the package torch is not installed: pip install 'hybrid[torch]'"
+def _why_no_swiftshader() -> str | None:
+    if swiftshader_icd() is None:
+        return "no vk_swiftshader_icd.json in any of Chromium's usual folders: apt install chromium"
+    return _why_no_wgpu_package()
 
 
-PROBLEMS: dict[str, Callable[[], str | None]] = {
-    "webgpu": cache(webgpu_problem),
-    "swiftshader": cache(swiftshader_problem),
-    "torch": cache(torch_problem),
-}
+def _why_no_wgpu_package() -> str | None:
+    return None if importlib.util.find_spec("wgpu") else "the Python package wgpu is not installed"
 
 
-def required() -> set[str]:
-    return {name.strip() for name in os.environ.get("HYBRID_REQUIRE", "").split(",") if name.strip()}
+def _why_no_torch() -> str | None:
+    return None if importlib.util.find_spec("torch") else "torch is not installed: pip install 'hybrid[torch]'"
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    unknown = required() - set(PROBLEMS)
-    if unknown:
-        raise pytest.UsageError(f"HYBRID_REQUIRE names {sorted(unknown)}; it may name {sorted(PROBLEMS)}")
+_CHECKS = {"webgpu": _why_no_webgpu, "swiftshader": _why_no_swiftshader, "torch": _why_no_torch}
 
 
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    for name, problem in PROBLEMS.items():
-        if item.get_closest_marker(name) and (reason := problem()):
-            if name in required():
-                pytest.fail(f"HYBRID_REQUIRE names {name}, and {reason}", pytrace=False)
-            pytest.skip(reason)
+@cache
+def missing(requirement: str) -> str | None:
+    """Why `requirement` cannot be used here, or None when it can."""
+    return _CHECKS[requirement]()
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    required = [name.strip() for name in os.environ.get("HYBRID_REQUIRE", "").split(",") if name.strip()]
+    for name in required:
+        if name not in _CHECKS:
+            raise pytest.UsageError(f"HYBRID_REQUIRE names {name!r}: expected some of {', '.join(_CHECKS)}")
+        reason = missing(name)
+        if reason is not None:
+            raise pytest.UsageError(f"HYBRID_REQUIRE names {name!r}, which is missing: {reason}")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    wants_acceptance = "acceptance" in (config.option.markexpr or "")
+    for item in items:
+        if item.get_closest_marker("acceptance") and not wants_acceptance:
+            _skip(item, "acceptance", "a long check: run it with `make acceptance` or -m acceptance")
+            continue
+        for name in _CHECKS:
+            reason = missing(name) if item.get_closest_marker(name) else None
+            if reason is not None:
+                _skip(item, name, reason)
+                break
+
+
+def _skip(item: pytest.Item, name: str, reason: str) -> None:
+    item.add_marker(pytest.mark.skip(reason=f"needs {name}: {reason}"))
+    _not_run[name, reason] += 1
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if not _not_run:
+        return
+    terminalreporter.section("not run")
+    for (name, reason), count in sorted(_not_run.items()):
+        terminalreporter.write_line(f"{count} test(s) marked {name}: {reason}")
+
+
+@pytest.fixture(scope="session")
+def device():  # type: ignore[no-untyped-def]
+    """The WebGPU device of the kernel tests, with WebGPU's default limits: what runs there runs everywhere."""
+    from kernels.harness import shared_device
+
+    return shared_device()
+
+
+@pytest.fixture(params=["f32", "mixed-f16"])
+def precision(request: pytest.FixtureRequest) -> str:
+    """Each precision; mixed-f16 is skipped, and counted as not run, on an adapter without shader-f16."""
+    from kernels.harness import shared_device
+
+    if request.param == "mixed-f16" and not shared_device().has_f16:
+        reason = f"{shared_device().name} lacks shader-f16"
+        _not_run["webgpu", reason] += 1
+        pytest.skip(reason)
+    return str(request.param)
