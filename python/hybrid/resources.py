@@ -5,6 +5,8 @@ A wheel carries them in `hybrid/_shared`; an editable install finds them in the 
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 from hybrid.errors import HybridError
@@ -18,3 +20,17 @@ def resource(relative: str) -> Path:
         if candidate.exists():
             return candidate
     raise HybridError(f"this installation lacks {relative!r}: install the wheel or work from a whole checkout")
+
+
+def cache_folder(name: str) -> Path:
+    """The folder `name` in the user's cache (not created): HYBRID_CACHE, else the platform's place for caches."""
+    override = os.environ.get("HYBRID_CACHE")
+    if override:
+        return Path(override) / name
+    if sys.platform == "win32":
+        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    elif sys.platform == "darwin":
+        base = Path.home() / "Library" / "Caches"
+    else:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return base / "hybrid" / name
