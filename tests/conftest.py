@@ -1,9 +1,9 @@
 """What tests may need beyond the core install, and what happens when it is missing.
 
-A test says with a marker what it needs (`webgpu`, `swiftshader`, `torch`). Where that is missing the test is skipped, and
-the summary says how many and why. HYBRID_REQUIRE=webgpu,swiftshader,torch turns a missing one into a failure of the
-whole session: CI sets it, so that nothing goes untested unnoticed. `acceptance` tests are long; they run when the `-m`
-expression names them.
+A test says with a marker what it needs (`webgpu`, `swiftshader`, `torch`). Where that is missing the test is
+skipped, and the summary says how many and why. HYBRID_REQUIRE=webgpu,swiftshader,torch turns a missing one into a
+failure of the whole session: CI sets it, so that nothing goes untested unnoticed. `acceptance` tests are long; they
+run when the `-m` expression names them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Run one kernel launch on NumPy arrays.
 
-Every buffer is followed by guard bytes inside its binding: NaN patterns after what is only read, so that a read past the
-end shows in the result, and a fixed pattern after what is written, which must come back untouched.
+Every buffer is followed by guard bytes inside its binding: NaN patterns after what is only read, so that a read past
+the end shows in the result, and a fixed pattern after what is written, which must come back untouched.
 """
 
 from __future__ import annotations

@@ -65,8 +65,8 @@ class NoAdapter(HybridError):
 class AdapterInfo:
     """One adapter as the driver reports it.
 
-    kind is "DiscreteGPU", "IntegratedGPU", "CPU" (a software driver) or "Unknown"; backend is "Vulkan", "Metal", "D3D12"
-    or "OpenGL".
+    kind is "DiscreteGPU", "IntegratedGPU", "CPU" (a software driver) or "Unknown"; backend is "Vulkan", "Metal",
+    "D3D12" or "OpenGL".
     `index` is the position in `list_adapters()`, by which the user can choose it.
     """
 
@@ -136,7 +136,10 @@ class Device:
 
 @cache
 def load_wgpu() -> Any:
-    """The wgpu module. Mesa complains on standard error when XDG_RUNTIME_DIR is unset, so it gets a private folder."""
+    """The wgpu module.
+
+    Mesa complains on standard error when XDG_RUNTIME_DIR is unset, so it gets a private folder.
+    """
     if not os.environ.get("XDG_RUNTIME_DIR"):
         os.environ["XDG_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="hybrid-runtime-")
     try:
@@ -163,8 +166,8 @@ def choose_adapter(adapters: list[AdapterInfo], wanted: str | None = None) -> Ad
     """The adapter to use: the best one, or the one named by index or by a part of its name, vendor or interface.
 
     Case does not matter. OpenGL adapters mostly repeat a device that a better interface shows as well, so one is only
-    used when it is asked for and nothing else answers to the name. NoAdapter when there is none; ConfigError (with the
-    list) when `wanted` names none.
+    used when it is asked for and nothing else answers to the name. NoAdapter when there is none; ConfigError (with
+    the list) when `wanted` names none.
     """
     if wanted is None:
         native = [adapter for adapter in adapters if not adapter.is_opengl]
@@ -250,8 +253,8 @@ fn main(@builtin(local_invocation_index) lane: u32, @builtin(subgroup_size) subg
 def is_lost(device: Device, error: BaseException | None = None) -> bool:
     """Whether the device is gone, judged by a caught wgpu `error` or else by trying it.
 
-    wgpu-py only logs the loss and has no promise to ask, but every later call on a lost device is refused in words that
-    say so.
+    wgpu-py only logs the loss and has no promise to ask, but every later call on a lost device is refused in words
+    that say so.
     """
     if error is not None and _says_lost(error):
         return True
