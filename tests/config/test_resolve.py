@@ -6,9 +6,11 @@ import pytest
 
 from hybrid.config.contract import contract
 from hybrid.config.loading import load_config
-from hybrid.config.resolve import check, model_config, resolve
+from hybrid.config.resolve import check, model_config, optimizer_settings, resolve
 from hybrid.config.tree import RunConfig
 from hybrid.errors import ConfigError
+from hybrid.models.parameters import count_parameters
+from hybrid.optim.schedules import learning_rate
 
 
 def resolved(*assignments: str, preset: str = "stdlib-tiny") -> RunConfig:
@@ -28,8 +30,6 @@ def test_gpt2_small_is_gpt2s_smallest_model() -> None:
     v, c, f, t, layers = 50257, 768, 3072, 1024, 12
     per_layer = 4 * (c * c + c) + (f * c + f) + (c * f + c) + 2 * 2 * c
     assert v * c + t * c + layers * per_layer + 2 * c == 124_439_808
-    from hybrid.models.parameters import count_parameters
-
     assert count_parameters(model_config(config)) == 124_439_808
 
 
@@ -40,6 +40,20 @@ def test_a_run_measured_in_epochs_has_steps() -> None:
 def test_the_schedule_fills_the_run_after_the_warm_up() -> None:
     assert resolved("run.steps=100", "schedule.warmupSteps=10").schedule.total_steps == 90
     assert resolved(preset="shakespeare-char").schedule.total_steps == 1900
+
+
+def test_a_schedule_that_follows_the_run_is_fixed_when_the_run_begins() -> None:
+    begun = resolved("run.steps=100", "schedule.warmupSteps=10")
+    longer = load_config(assignments=["run.steps=500", "schedule.warmupSteps=10"])
+    continued = resolve(longer, vocabulary_size=256, train_samples=1000, begun=begun)
+    assert continued.run.steps == 500 and continued.schedule.total_steps == 90
+    assert contract(continued) == contract(begun)
+
+
+def test_the_optimizer_gets_its_schedule() -> None:
+    settings = optimizer_settings(resolved(preset="shakespeare-char"))
+    rates = [learning_rate(settings.to_dict(), t)[0] for t in (1, 100, 101, 2001, 3000)]
+    assert rates == [1e-4, 1e-3, 1e-3, 1e-4, 1e-4], "never below minLr, whole half wave after the warm-up"
 
 
 def test_loss_scaling_is_on_in_mixed_precision_unless_said_otherwise() -> None:
@@ -71,7 +85,6 @@ def test_settings_that_contradict_each_other_are_refused(assignments: list[str],
         (["model.width=130"], "expected a multiple of model.heads"),
         (["model.kvHeads=3"], "model.kvHeads"),
         (["model.schedule=[0, 9]"], "model.schedule"),
-        (["schedule.totalSteps=10", "schedule.decaySteps=11"], "expected at most schedule.totalSteps"),
     ],
 )
 def test_a_model_that_cannot_exist_is_refused_in_the_words_of_the_file(assignments: list[str], message: str) -> None:

@@ -17,7 +17,8 @@ _SCHEDULE = {
     "constant": (),
     "step_decay": ("stepSize", "gamma", "minLr"),
     "cosine": ("totalSteps", "minLr"),
-    "wsd": ("totalSteps", "decaySteps", "minLr"),
+    "cosine_to_min": ("totalSteps", "minLr"),
+    "wsd": ("totalSteps", "decayShare", "decayShape", "minLr"),
 }
 
 

@@ -66,7 +66,7 @@ def known_keys(section: type[Section] = RunConfig, prefix: Path = ()) -> Iterato
 
 
 def nearest(word: str, candidates: list[str]) -> str | None:
-    """The candidate that `word` probably meant, ignoring case, dashes and underscores; None if no one is near."""
+    """The candidate that `word` probably meant, ignoring case, dashes and underscores; None if nothing is near."""
     plain = {_plain(candidate): candidate for candidate in reversed(candidates)}
     close = difflib.get_close_matches(_plain(word), list(plain), n=1, cutoff=0.6)
     return plain[close[0]] if close else None

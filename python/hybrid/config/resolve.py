@@ -9,9 +9,11 @@ from typing import Any
 
 from pydantic.alias_generators import to_camel
 
+from hybrid.config.loading import to_settings
 from hybrid.config.tree import ModelSection, RunConfig
 from hybrid.errors import ConfigError
 from hybrid.models.config import ModelConfig
+from hybrid.optim.settings import OptimizerSettings
 
 
 def check(config: RunConfig) -> None:
@@ -44,29 +46,28 @@ def check(config: RunConfig) -> None:
         raise ConfigError("telemetry.alerts.failOnAlert = true: expected telemetry.alerts.enabled = true as well")
 
 
-def resolve(config: RunConfig, vocabulary_size: int, train_samples: int) -> RunConfig:
+def resolve(config: RunConfig, vocabulary_size: int, train_samples: int, begun: RunConfig | None = None) -> RunConfig:
     """`config` with every derived value filled in.
 
-    vocabulary_size: what the tokenizer needs. train_samples: samples of one epoch. Raises ConfigError.
+    vocabulary_size: what the tokenizer needs. train_samples: samples of one epoch. begun: the resolved configuration
+    of the run that is continued; what follows from the length of the run (schedule.totalSteps) stays as it was when
+    that run began. Raises ConfigError.
     """
     check(config)
     steps = config.run.steps
     if steps is None:
         steps = max(1, config.run.epochs * train_samples // config.data.batch_size)
     total = config.schedule.total_steps
+    if total is None and begun is not None:
+        total = begun.schedule.total_steps
     if total is None:
         total = max(1, steps - config.schedule.warmup_steps)
-    decay = config.schedule.decay_steps
-    if decay is None:
-        decay = max(1, total // 5)
-    if decay > total:
-        raise ConfigError(f"schedule.decaySteps = {decay}: expected at most schedule.totalSteps = {total}")
     scaling = config.loss_scaling.enabled
     resolved = config.model_copy(
         update={
             "model": _resolve_model(config, vocabulary_size),
             "data": _update(config.data, microbatch_size=config.data.microbatch_size or config.data.batch_size),
-            "schedule": _update(config.schedule, total_steps=total, decay_steps=decay),
+            "schedule": _update(config.schedule, total_steps=total),
             "loss_scaling": _update(
                 config.loss_scaling, enabled=config.precision.type == "mixed-f16" if scaling is None else scaling
             ),
@@ -84,6 +85,13 @@ def model_config(config: RunConfig) -> ModelConfig:
     """The decoder's configuration from a resolved `config`."""
     fields = config.model.model_dump()
     return ModelConfig(**fields)
+
+
+def optimizer_settings(config: RunConfig) -> OptimizerSettings:
+    """The update rule and its schedule from a resolved `config`."""
+    settings = to_settings(config)
+    optimizer = {key: value for key, value in settings["optimizer"].items() if key != "maxNorm"}
+    return OptimizerSettings.from_dict({**optimizer, "scheduler": {"enabled": True, **settings["schedule"]}})
 
 
 def _file_keys(message: str) -> str:

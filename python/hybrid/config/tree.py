@@ -98,6 +98,8 @@ class SplitSection(Section):
     """document: whole documents, chosen by their hash. share: the last part of the token stream, in one piece."""
     validation_share: Share = 0.1
     """Share of the documents, or of the tokens, that is held out. 0: no validation."""
+    seed: Whole = 0
+    """Chooses the held-out documents; a setting of its own, so that runs with other seeds validate on the same text."""
 
 
 class DataSection(Section):
@@ -109,6 +111,8 @@ class DataSection(Section):
     """A token store made by `hybrid data build`, instead of source and tokenizer. null: build one, kept in cacheDir."""
     cache_dir: str | None = None
     """Where built token stores are kept. null: `hybrid` in the user's cache folder."""
+    field: str = "text"
+    """The key of the text in the objects of a JSON Lines file."""
     max_bytes: Count | None = None
     """Read at most this many bytes of the corpus. null: all."""
     tokenizer: TokenizerSection = TokenizerSection()
@@ -137,7 +141,8 @@ class ObjectiveSection(Section):
 class OptimizerSection(Section):
     """AdamW and clipping."""
 
-    type: Literal["adamw"] = "adamw"
+    type: Literal["adamw", "adam"] = "adamw"
+    """Two names of one rule with decoupled weight decay."""
     lr: NotNegative = 1e-3
     """Learning rate at the top of the schedule."""
     beta1: Share = 0.9
@@ -155,18 +160,21 @@ class OptimizerSection(Section):
 class ScheduleSection(Section):
     """The learning rate by optimizer step."""
 
-    type: Literal["constant", "step_decay", "cosine", "wsd"] = "cosine"
-    """constant; step_decay (times gamma every stepSize); cosine (over totalSteps); wsd (warm-up, stable, decay)."""
+    type: Literal["constant", "step_decay", "cosine", "cosine_to_min", "wsd"] = "cosine_to_min"
+    """step_decay: times gamma every stepSize. cosine: to zero, cut off at minLr. cosine_to_min: ends in minLr. wsd:
+    warm-up, stable, decay to minLr."""
     warmup_steps: Whole = 0
     """Steps of linear warm-up to lr."""
     total_steps: Count | None = None
-    """Steps after the warm-up over which cosine or wsd runs. null: the rest of the run, fixed when the run begins."""
+    """Steps after the warm-up over which the cosines and wsd run. null: the rest of the run, fixed when it begins."""
     step_size: Count = 1000
     """Steps between two decays (step_decay)."""
     gamma: Annotated[float, Field(gt=0, le=1)] = 0.95
     """Factor of one decay (step_decay)."""
-    decay_steps: Count | None = None
-    """Length of the final decay (wsd). null: a fifth of totalSteps."""
+    decay_share: Annotated[float, Field(ge=0, le=1)] = 0.2
+    """The final decay's share of totalSteps (wsd)."""
+    decay_shape: Literal["linear", "cosine", "sqrt"] = "linear"
+    """Shape of the final decay (wsd)."""
     min_lr: NotNegative = 0.0
     """The learning rate never falls below this."""
 

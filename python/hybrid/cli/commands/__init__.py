@@ -1,0 +1,3 @@
+"""The commands: one module each, with `register(subparsers)`. `hybrid.cli.main.COMMANDS` lists them.
+May import everything, inside the functions that run.
+"""

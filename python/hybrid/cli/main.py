@@ -1,0 +1,85 @@
+"""`hybrid COMMAND ...`: finds the command, runs it, and turns errors into one clear message and an exit code.
+
+Exit codes: 0 done; 1 failed; 2 usage or configuration; 3 refused by a contract; 4 alert; 75 stopped on request after
+saving.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+from hybrid import __version__
+from hybrid.cli.parser import Parser
+from hybrid.errors import EXIT_DONE, EXIT_FAILED, EXIT_USAGE, ContractMismatch, HybridError
+
+# One module of `hybrid.cli.commands` a command, in the order of the help text. Each has `register(subparsers)`, which
+# adds its parser with `hybrid.cli.parser.add_command` and sets `run`, a function of the parsed arguments that returns
+# an exit code.
+COMMANDS = ("train", "sample", "evaluate", "data", "checkpoint", "doctor")
+
+EXIT_INTERRUPTED = 130
+
+
+def build_parser() -> Parser:
+    """The parser of the whole command line."""
+    parser = Parser(
+        prog="hybrid",
+        description="Train language models in a browser tab, on any desktop GPU and on a CUDA cluster.",
+        epilog="`hybrid train` without arguments trains a small model on the Python standard library's sources.",
+    )
+    parser.add_argument("--version", action="version", version=f"hybrid {__version__}")
+    subparsers = parser.add_subparsers(metavar="COMMAND", parser_class=Parser)
+    for name in COMMANDS:
+        importlib.import_module(f"hybrid.cli.commands.{name}").register(subparsers)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line and return its exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in words or bool(os.environ.get("HYBRID_DEBUG"))
+    try:
+        parser = build_parser()
+        parsed = parser.parse_args(words)
+        if not hasattr(parsed, "run"):
+            getattr(parsed, "parser", parser).print_help(sys.stderr)
+            return EXIT_USAGE
+        code: int = parsed.run(parsed)
+        return code
+    except HybridError as error:
+        report(error)
+        if debug:
+            traceback.print_exc()
+        return error.exit_code
+    except BrokenPipeError:
+        # The reader of our output has gone, as in `hybrid ... | head`; keep the interpreter from complaining at exit.
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_DONE
+    except KeyboardInterrupt:
+        print("hybrid: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except Exception as error:
+        print(f"hybrid: internal error: {type(error).__name__}: {error}", file=sys.stderr)
+        if debug:
+            traceback.print_exc()
+        else:
+            print("  run it again with --debug for the traceback", file=sys.stderr)
+        return EXIT_FAILED
+
+
+def report(error: HybridError) -> None:
+    """Say what went wrong on standard error; for a refusal also how saved and current values differ."""
+    print(f"hybrid: {error}", file=sys.stderr)
+    if isinstance(error, ContractMismatch) and error.differences:
+        from rich.console import Console
+
+        from hybrid.cli.tables import differences_table
+
+        console = Console(stderr=True, soft_wrap=True)
+        console.print(differences_table(error.differences))

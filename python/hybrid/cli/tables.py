@@ -1,0 +1,31 @@
+"""Tables for terminals and logs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+
+from rich import box
+from rich.table import Table
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
+    """Rows as text under headings; values are shown as they are, without markup."""
+    result = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for column in columns:
+        result.add_column(column, overflow="fold")
+    for row in rows:
+        result.add_row(*(_escape(value) for value in row))
+    return result
+
+
+def differences_table(differences: Iterable[tuple[str, object, object]]) -> Table:
+    """Field, saved value, current value."""
+    rows = ((name, json.dumps(saved), json.dumps(current)) for name, saved, current in differences)
+    return table(("field", "saved", "current"), rows)
+
+
+def _escape(value: object) -> str:
+    from rich.markup import escape
+
+    return escape(str(value))

@@ -1,0 +1,66 @@
+"""The run folder and its run.json: what runs here, how it stands, and with which fingerprints."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from hybrid.errors import ConfigError
+
+RUN_FILE = "run.json"
+FORMAT = "hybrid.run"
+VERSION = 1
+RUNS = Path("runs")
+
+Facts = dict[str, Any]
+
+
+class RunFile:
+    """run.json, replaced as a whole at each change, so that a reader never sees half of it."""
+
+    def __init__(self, run_dir: Path, facts: Facts | None = None) -> None:
+        self.path = run_dir / RUN_FILE
+        self.facts: Facts = {"format": FORMAT, "version": VERSION, **(facts or {})}
+
+    def update(self, **facts: Any) -> None:
+        """Set top-level keys and write the file."""
+        self.facts.update(facts)
+        temporary = self.path.with_suffix(".json.tmp")
+        with temporary.open("w", encoding="utf-8") as file:
+            json.dump(self.facts, file, indent=2, ensure_ascii=False, allow_nan=False)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(self.path)
+
+
+def read_run_file(run_dir: Path) -> Facts | None:
+    """The contents of run.json; None if there is none. ConfigError if there is one that cannot be read."""
+    path = run_dir / RUN_FILE
+    try:
+        facts = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be read ({error}); restore it, or choose another --run-dir") from None
+    if not isinstance(facts, dict) or facts.get("format") != FORMAT:
+        raise ConfigError(f"{path}: expected an object with format {FORMAT!r}; is this a run folder of hybrid?")
+    if facts.get("version") != VERSION:
+        raise ConfigError(
+            f"{path}: version {facts.get('version')!r} is not known; this program reads version {VERSION}"
+        )
+    return facts
+
+
+def new_run_dir(wanted: Path) -> Path:
+    """`wanted`, or the first of wanted-2, wanted-3, ... that does not exist; the folder is made."""
+    number = 1
+    while True:
+        candidate = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
+        try:
+            candidate.mkdir(parents=True)
+            return candidate
+        except FileExistsError:
+            number += 1

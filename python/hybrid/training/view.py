@@ -1,0 +1,140 @@
+"""What a run shows while it runs: events of a few kinds, as plain lines or as JSON.
+
+Kinds and what they carry (docs/cli.md lists every key): `phase` (data, warm-up, train, evaluate, sample, save),
+`note` (a sentence for the user), `run` (what begins), `step` (every run.logEvery steps), `validation`, `sample`,
+`checkpoint`, `end`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Protocol, TextIO
+
+Facts = dict[str, Any]
+
+
+class View(Protocol):
+    """Receives events; a context manager, so that it can leave the terminal as it was."""
+
+    def __enter__(self) -> View: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def event(self, kind: str, facts: Facts) -> None: ...
+
+
+class QuietView:
+    """Shows nothing; the base of the others."""
+
+    def __enter__(self) -> View:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+    def event(self, kind: str, facts: Facts) -> None:
+        return None
+
+
+class JsonView(QuietView):
+    """One JSON object a line: `{"event": kind, ...facts}`."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+
+    def event(self, kind: str, facts: Facts) -> None:
+        self._out.write(json.dumps({"event": kind, **facts}, allow_nan=False) + "\n")
+        self._out.flush()
+
+
+class PlainView(QuietView):
+    """A line an event, for logs and pipes."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+
+    def event(self, kind: str, facts: Facts) -> None:
+        text = event_text(kind, facts)
+        if text:
+            self._out.write(text + "\n")
+            self._out.flush()
+
+
+def event_text(kind: str, facts: Facts) -> str:
+    """The event in words; empty for one that needs none."""
+    return _TEXTS[kind](facts) if kind in _TEXTS else ""
+
+
+def _run_text(facts: Facts) -> str:
+    lines = [
+        f"run {facts['name']} in {facts['runDir']}: step {facts['step']} of {facts['steps']}",
+        f"  model: {facts['parameters']:,} parameters; {facts['precision']} on {facts['backend']}",
+        f"  data: {facts['trainTokens']:,} training tokens, {facts['tokensPerStep']:,} a step",
+    ]
+    return "\n".join(lines)
+
+
+def _step_text(facts: Facts) -> str:
+    parts = [f"step {facts['step']}/{facts['steps']}", f"loss {facts['loss']:.4f}", f"lr {facts['lr']:.2e}"]
+    if facts["gradNorm"] is not None:
+        parts.append(f"grad {facts['gradNorm']:.2f}")
+    if facts["skipped"]:
+        parts.append(f"skipped {facts['skipped']} (scale {facts['lossScale']:g})")
+    parts.append(f"{facts['tokensPerSecond']:,.0f} tokens/s")
+    if facts["etaSeconds"] is not None:
+        parts.append(f"{duration(facts['etaSeconds'])} left")
+    parts += [f"ALERT {name}" for name in facts["alerts"]]
+    return "  ".join(parts)
+
+
+def _validation_text(facts: Facts) -> str:
+    return f"validation at step {facts['step']}: loss {facts['loss']:.4f} ({facts['targetTokens']:,} tokens)"
+
+
+def _sample_text(facts: Facts) -> str:
+    body = (facts["prompt"] + facts["text"]).strip("\n").replace("\n", "\n  | ")
+    return f"sample at step {facts['step']}:\n  | {body}"
+
+
+def _checkpoint_text(facts: Facts) -> str:
+    return f"saved step {facts['step']} to {facts['path']}"
+
+
+def _end_text(facts: Facts) -> str:
+    return str(facts["message"])
+
+
+_TEXTS: dict[str, Callable[[Facts], str]] = {
+    "note": lambda facts: str(facts["text"]),
+    "run": _run_text,
+    "step": _step_text,
+    "validation": _validation_text,
+    "sample": _sample_text,
+    "checkpoint": _checkpoint_text,
+    "end": _end_text,
+}
+
+
+def duration(seconds: float) -> str:
+    """Seconds as 42s, 3m05s or 2h07m."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+
+
+def bytes_text(count: float) -> str:
+    """A number of bytes with a unit: 512 B, 1.5 KiB, 3.2 GiB."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"
