@@ -47,7 +47,7 @@ ONLY_IN = {
 
 
 def module_name(path: Path) -> str:
-    """"graph.ir" for .../hybrid/graph/ir.py; "" for the package's own __init__."""
+    """ "graph.ir" for .../hybrid/graph/ir.py; "" for the package's own __init__."""
     parts = list(path.relative_to(PACKAGE).with_suffix("").parts)
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
@@ -92,7 +92,8 @@ def test_imports_point_downwards() -> None:
     upward = [
         f"{name}:{line} imports {imported}"
         for name, line, imported in all_imports()
-        if imported.startswith("hybrid.") and name not in ("", "__main__")
+        if imported.startswith("hybrid.")
+        and name not in ("", "__main__")
         and RANK.get(part_of(imported.removeprefix("hybrid.")), 0) > RANK.get(part_of(name), 0)
     ]
     assert not upward, "\n".join(upward)

@@ -117,9 +117,22 @@ def test_the_wheel_carries_shaders_and_schemas(tmp_path: Path) -> None:
     """Installed from the wheel, away from any checkout, `resource` finds every file of both folders."""
     pytest.importorskip("hatchling", reason="the wheel is built with hatchling: make test installs it")
     built = subprocess.run(
-        [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--quiet", "--no-deps", "--no-index",
-         "--no-build-isolation", "--wheel-dir", str(tmp_path), str(ROOT)],
-        capture_output=True, text=True,
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "--disable-pip-version-check",
+            "wheel",
+            "--quiet",
+            "--no-deps",
+            "--no-index",
+            "--no-build-isolation",
+            "--wheel-dir",
+            str(tmp_path),
+            str(ROOT),
+        ],
+        capture_output=True,
+        text=True,
     )
     assert built.returncode == 0, built.stderr
     (wheel,) = tmp_path.glob("hybrid-*.whl")
@@ -133,7 +146,10 @@ def test_the_wheel_carries_shaders_and_schemas(tmp_path: Path) -> None:
     script = "import sys; from hybrid.resources import resource; [print(resource(name)) for name in sys.argv[1:]]"
     found = subprocess.run(
         [sys.executable, "-c", script, *map(Path.as_posix, shipped)],
-        cwd=tmp_path, env={"PYTHONPATH": str(site)}, capture_output=True, text=True,
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(site)},
+        capture_output=True,
+        text=True,
     )
     assert found.returncode == 0, found.stderr
     for name, path in zip(shipped, map(Path, found.stdout.splitlines()), strict=True):
