@@ -16,7 +16,7 @@ Suite = Callable[..., tuple[int, str]]
 
 @pytest.fixture
 def run_suite(tmp_path: Path) -> Suite:
-    """Runs one SwiftShader test with this repository's conftest where Chromium is not installed: (exit code, output)."""
+    """Runs one SwiftShader test with this conftest where Chromium is not installed: (exit code, output)."""
     text = CONFTEST.read_text(encoding="utf-8") + "\nSWIFTSHADER_FOLDERS = ()\n"
     (tmp_path / "conftest.py").write_text(text, encoding="utf-8")
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = swiftshader: needs it\n", encoding="utf-8")
