@@ -19,6 +19,7 @@ from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import cos, sin
 from sys import byteorder
 from typing import Any, TypeAlias, TypeVar
@@ -225,6 +226,7 @@ class Ops(ABC):
         """
 
 
+@lru_cache(maxsize=8)  # pure Python: a long context takes a second
 def rope_table(length: int, head_width: int, base: float) -> bytes:
     """The constant of `rope`: little-endian float32 [length, head_width], row p = [cos(p * w_0) .. cos(p * w_h),
     sin(p * w_0) .. sin(p * w_h)].

@@ -73,6 +73,8 @@ def _losses(tracer: Tracer, cfg: ModelConfig, batch_size: int, sequence_length: 
         targets=tracer.input("targets", shape, U32),
         z_loss=tracer.input("z_loss", (1,), F32),
     )
+    loss: Value
+    nll: Value
     loss, nll = decoder(tracer, _parameters(tracer, cfg), inputs, cfg, cross_entropy)
     tracer.graph.outputs.update(loss_rows=loss, nll_rows=nll)
     return loss
