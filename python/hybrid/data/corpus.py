@@ -26,7 +26,26 @@ from hybrid.errors import ConfigError, DataContractError
 # Parts of the standard library that are tests, tables, third-party, generated for one platform, or packaged apart by
 # some distributions; without them the corpus is the same on every machine that has this Python version.
 SKIPPED_PARTS = frozenset(
-    ["__phello__", "__pycache__", "curses", "dist-packages", "distutils", "encodings", "ensurepip", "idlelib", "lib2to3", "msilib", "pydoc_data", "site-packages", "sqlite3", "test", "tests", "tkinter", "turtledemo", "venv"]
+    [
+        "__phello__",
+        "__pycache__",
+        "curses",
+        "dist-packages",
+        "distutils",
+        "encodings",
+        "ensurepip",
+        "idlelib",
+        "lib2to3",
+        "msilib",
+        "pydoc_data",
+        "site-packages",
+        "sqlite3",
+        "test",
+        "tests",
+        "tkinter",
+        "turtledemo",
+        "venv",
+    ]
 )
 SKIPPED_PREFIXES = ("_sysconfigdata", "config-")
 

@@ -172,7 +172,8 @@ class CharacterTokenizer(Tokenizer):
             offset = int(unknown[0])
             raise DataContractError(
                 f"character {_named(text[offset])} at offset {offset} is not among the "
-                f"{self.vocabulary_size} characters of this tokenizer; use text with the characters of its corpus, or the bytes tokenizer"
+                f"{self.vocabulary_size} characters of this tokenizer; "
+                "use text with the characters of its corpus, or the bytes tokenizer"
             )
         return self._sorted_ids[places]
 
