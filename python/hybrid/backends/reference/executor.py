@@ -92,7 +92,6 @@ class Executor:
             live[value] = self._input(name, value, inputs)
         live.update({value: parameters[name] for name, value in self.graph.parameters.items()})
         live.update({value: (caches or {})[name] for name, value in self.graph.caches.items()})
-        wanted = {value: name for name, value in self.graph.outputs.items()}
         result = Run({})
         started = time.perf_counter()
         middle = started
@@ -102,11 +101,10 @@ class Executor:
                     middle = time.perf_counter()
                 for value, array in zip(node.outputs, self._apply(node, live, gradients), strict=True):
                     live[value] = self._stored(value, array, result)
-                    if value in wanted:
-                        result.outputs[wanted[value]] = live[value]
                 for value in self._plan.dying[index]:
                     del live[value]
         ended = time.perf_counter()
+        result.outputs = {name: live[value] for name, value in self.graph.outputs.items()}
         if self._plan.backward_start == len(self.graph.nodes):
             middle = ended
         result.forward_ms, result.backward_ms = (middle - started) * 1e3, (ended - middle) * 1e3
