@@ -70,6 +70,8 @@ def test_loss_scaling_is_on_in_mixed_precision_unless_said_otherwise() -> None:
         (["schedule.minLr=1.0"], "expected at most optimizer.lr"),
         (["lossScaling.initialScale=0.5"], "expected between lossScaling.minScale"),
         (["data.tokenizer.path=t.json"], "expected data.tokenizer.type = 'bpe'"),
+        (["data.samples.stride=65"], "expected at most data.sequenceLength"),
+        (["data.samples.stride=1", "data.samples.mode=packed"], "only with data.samples.mode = 'windows'"),
         (["telemetry.alerts.failOnAlert=true"], "expected telemetry.alerts.enabled = true"),
     ],
 )
@@ -123,6 +125,7 @@ def test_what_cannot_change_the_trajectory_is_outside_the_contract(assignment: s
         "data.batchSize=16",
         "data.sequenceLength=32",
         "data.split.validationShare=0.2",
+        "data.samples.mode=packed",
         "objective.zLoss=1e-4",
         "optimizer.lr=0.01",
         "optimizer.maxNorm=2.0",

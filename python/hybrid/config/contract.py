@@ -32,7 +32,7 @@ def contract(config: RunConfig) -> dict[str, Any]:
         used.append("minLr")
     return {
         "model": settings["model"],
-        "data": {key: data[key] for key in ("sequenceLength", "batchSize", "split")},
+        "data": {key: data[key] for key in ("sequenceLength", "batchSize", "split", "samples")},
         "objective": settings["objective"],
         "optimizer": settings["optimizer"],
         "schedule": {key: schedule[key] for key in used},

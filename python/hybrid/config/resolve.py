@@ -41,6 +41,12 @@ def check(config: RunConfig) -> None:
         raise ConfigError(
             f"data.tokenizer.path is set: expected data.tokenizer.type = 'bpe', got {data.tokenizer.type!r}"
         )
+    stride = data.samples.stride
+    if stride is not None and (data.samples.mode == "packed" or stride > data.sequence_length):
+        raise ConfigError(
+            f"data.samples.stride = {stride}: expected at most data.sequenceLength = {data.sequence_length}, and only "
+            "with data.samples.mode = 'windows'"
+        )
     alerts = config.telemetry.alerts
     if alerts.fail_on_alert and not alerts.enabled:
         raise ConfigError("telemetry.alerts.failOnAlert = true: expected telemetry.alerts.enabled = true as well")

@@ -98,8 +98,19 @@ class SplitSection(Section):
     """document: whole documents, chosen by their hash. share: the last part of the token stream, in one piece."""
     validation_share: Share = 0.1
     """Share of the documents, or of the tokens, that is held out. 0: no validation."""
-    seed: Whole = 0
-    """Chooses the held-out documents; a setting of its own, so that runs with other seeds validate on the same text."""
+
+
+class SamplesSection(Section):
+    """How the token stream becomes samples of sequenceLength tokens."""
+
+    mode: Literal["windows", "packed"] = "windows"
+    """windows: cut the stream at equal distances. packed: fit whole documents together, splitting only the longer
+    ones."""
+    stride: Count | None = None
+    """Distance between the starts of two windows, at most sequenceLength; 1 has a window at every token. null: as long
+    as a sample."""
+    isolate_documents: bool = True
+    """In windows, a document does not see the one before it (in packed samples it never does)."""
 
 
 class DataSection(Section):
@@ -117,6 +128,7 @@ class DataSection(Section):
     """Read at most this many bytes of the corpus. null: all."""
     tokenizer: TokenizerSection = TokenizerSection()
     split: SplitSection = SplitSection()
+    samples: SamplesSection = SamplesSection()
     sequence_length: Count = 64
     """Tokens of one sample, T."""
     batch_size: Count = 8

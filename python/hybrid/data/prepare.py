@@ -13,8 +13,9 @@ from hybrid.data.bpe import BpeTokenizer, train_bpe
 from hybrid.data.corpus import Document, Source, open_source
 from hybrid.data.files import Progress, ShouldStop, stop_if
 from hybrid.data.manifest import VERSION
+from hybrid.data.packing import PackedDataset
 from hybrid.data.samples import SampleSet
-from hybrid.data.split import SplitRule
+from hybrid.data.split import SplitRule, TokenView
 from hybrid.data.store import BuildReport, TokenStore, build_store
 from hybrid.data.tokenizers import ByteTokenizer, CharacterTokenizer, Tokenizer
 from hybrid.data.windows import WindowDataset
@@ -58,8 +59,17 @@ def prepare(
     rule = split_rule(data)
     validation = None
     if rule.validation_share > 0:
-        validation = WindowDataset(store.split("validation", rule), data.sequence_length)
-    return PreparedData(store, WindowDataset(store.split("train", rule), data.sequence_length), validation)
+        # Without a stride, whatever training has: each target of the validation text counts once.
+        validation = make_samples(store.split("validation", rule), data, stride=None)
+    return PreparedData(store, make_samples(store.split("train", rule), data, stride=data.samples.stride), validation)
+
+
+def make_samples(view: TokenView, data: DataSection, *, stride: int | None) -> SampleSet:
+    """The samples of `data.samples` and `data.sequenceLength`."""
+    if data.samples.mode == "packed":
+        return PackedDataset(view, data.sequence_length)
+    isolate = data.samples.isolate_documents
+    return WindowDataset(view, data.sequence_length, stride=stride, isolate_documents=isolate)
 
 
 def open_or_build(
@@ -73,7 +83,7 @@ def open_or_build(
     """
     if data.store is not None:
         return TokenStore.open(data.store)
-    source = open_source(data.source, max_bytes=data.max_bytes)
+    source = open_source(data.source, max_bytes=data.max_bytes, field=data.field)
     folder = cache_folder("data") if data.cache_dir is None else Path(data.cache_dir)
     target = folder / f"tokens-{_request_hash(data, source)[:20]}"
     if not target.exists():
@@ -98,7 +108,7 @@ def build(
 ) -> BuildReport:
     """Build the store of `data.source` and `data.tokenizer` in `out_dir`; `data.store` and `data.cacheDir` play no
     part."""
-    source = open_source(data.source, max_bytes=data.max_bytes)
+    source = open_source(data.source, max_bytes=data.max_bytes, field=data.field)
     tokenizer = make_tokenizer(data, source, progress=progress, should_stop=should_stop)
     return build_store(
         source.documents(),
