@@ -1,0 +1,307 @@
+"""Saving and keeping checkpoints of one run folder.
+
+A save writes a temporary sibling, syncs every file, writes the manifest last, syncs the folder, renames it into place
+and syncs the parent. At every moment the newest finished checkpoint is whole; a process may die at any of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from hybrid.checkpoint import canonical, finding, huggingface, loading, safetensors, state
+from hybrid.checkpoint import manifest as manifests
+from hybrid.checkpoint.digests import Digester, FileDigest
+from hybrid.checkpoint.filesystem import OsFilesystem
+from hybrid.checkpoint.finding import CheckpointRef, CheckpointStatus
+from hybrid.checkpoint.loading import LoadedCheckpoint
+from hybrid.checkpoint.manifest import Lineage, Manifest
+from hybrid.checkpoint.snapshot import CheckpointSnapshot
+from hybrid.errors import CheckpointCorrupt, CheckpointNotFound, ConfigError, HybridError
+
+
+class CheckpointStore:
+    """The checkpoints of the run in `run_dir`. One process saves; any number may read.
+
+    keep_last: how many of the newest to keep (None: all). keep_every: also keep steps divisible by it. clock: Unix
+    time in seconds. Errors: ConfigError for settings below 1.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path | str,
+        *,
+        keep_last: int | None = None,
+        keep_every: int | None = None,
+        filesystem: OsFilesystem | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        for name, value in (("keep_last", keep_last), ("keep_every", keep_every)):
+            if value is not None and value < 1:
+                raise ConfigError(f"checkpoint.{name} is {value}: expected at least 1, or none")
+        self.run_dir = Path(run_dir)
+        self.folder = self.run_dir / finding.CHECKPOINTS_FOLDER
+        self._keep_last = keep_last
+        self._keep_every = keep_every
+        self._filesystem = filesystem or OsFilesystem()
+        self._clock = clock
+        self._parent: str | None = None  # checkpointHash of what the next save was trained from
+        self._parent_known = False
+        self._sequence: int | None = None  # of the last save of this process
+        self._written: dict[Path, str] = {}  # saved by this process: path to state hash
+        self._names = 0
+
+    # --- reading
+
+    def list(self) -> tuple[CheckpointStatus, ...]:
+        """Every folder under `checkpoints/` with its status, the newest complete one last."""
+        return tuple(finding.scan(self.folder))
+
+    def latest(self) -> CheckpointRef | None:
+        """The newest complete checkpoint; None if there is none. Errors: CheckpointCorrupt naming a damaged newer
+        one.
+        """
+        return finding.newest(self.folder)
+
+    def load(self, ref: CheckpointRef | Path, verify: bool = True) -> LoadedCheckpoint:
+        """Read a checkpoint, verified. Errors: CheckpointNotFound, CheckpointCorrupt."""
+        path = ref if isinstance(ref, Path) else ref.path
+        finding.read_ref(path)
+        return loading.load(path, verify)
+
+    def verify(self, path: Path) -> Manifest:
+        """Read and check every byte; the manifest if all is well. Errors: CheckpointNotFound, CheckpointCorrupt."""
+        return self.load(path).manifest
+
+    # --- saving
+
+    def continue_from(self, loaded: LoadedCheckpoint) -> None:
+        """The next save descends from `loaded`, which need not be the newest one, nor lie in this run folder."""
+        self._parent, self._parent_known = loaded.manifest.checkpoint_hash, True
+
+    def save(self, snapshot: CheckpointSnapshot) -> Path:
+        """Save and return the checkpoint's folder. The same state at the same step is not saved twice.
+
+        Errors: HybridError when the snapshot is wrong or the disk refuses; what was saved before is untouched.
+        """
+        snapshot.validate()
+        target = self.folder / finding.step_folder_name(snapshot.progress.step)
+        if target.exists() and self._holds(target, snapshot):
+            return target
+        temporary = self._sibling(finding.TEMPORARY, target.name)
+        try:
+            self._filesystem.create_folder(temporary)
+            manifest = self._write(temporary, snapshot)
+            self._put_in_place(temporary, target)
+        except Exception as error:
+            with contextlib.suppress(OSError):
+                self._filesystem.remove_folder(temporary)
+            if not isinstance(error, OSError):
+                raise
+            reason = error.strerror or error
+            raise HybridError(f"{target}: could not be saved: {reason}; earlier checkpoints are untouched") from error
+        self._written[target] = manifest.state_hash
+        self._parent, self._parent_known = manifest.checkpoint_hash, True
+        self._sequence = manifest.lineage.sequence
+        try:
+            self.prune(trusted=target)
+        except OSError as error:
+            reason = error.strerror or error
+            raise HybridError(f"{target} is saved, but older checkpoints could not be removed: {reason}") from error
+        return target
+
+    def clean(self) -> tuple[Path, ...]:
+        """Remove what an interrupted process left behind. For the one process that trains in this folder, at its
+        start.
+
+        A step whose replacement was interrupted between two renames gets its name back. Returns what was removed.
+        """
+        removed = []
+        for status in self.list():
+            step = finding.replaced_step(status.path)
+            if status.status == "temporary" or (step is not None and status.status == "unfinished"):
+                self._filesystem.remove_folder(status.path)
+                removed.append(status.path)
+            elif step is not None:
+                self._filesystem.rename(status.path, self.folder / step)
+                self._filesystem.sync_folder(self.folder)
+        return tuple(removed)
+
+    def prune(self, trusted: Path | None = None) -> tuple[Path, ...]:
+        """Delete what retention does not keep; damaged and unfinished folders stay for someone to look at.
+
+        trusted: a checkpoint known to be good. Without one, checkpoints are read from the newest on until one proves
+        good, and none of those is deleted: the only good one is never lost. Returns what was removed.
+        """
+        if self._keep_last is None:
+            return ()
+        refs = [status.ref for status in self.list() if status.ref is not None]
+        kept = {ref.path for ref in refs[-self._keep_last :]}
+        if self._keep_every is not None:
+            kept |= {ref.path for ref in refs if ref.step % self._keep_every == 0}
+        if trusted is None or trusted not in kept:
+            kept |= self._up_to_a_good_one(refs)
+        removed = tuple(ref.path for ref in refs if ref.path not in kept)
+        for path in removed:
+            self._discard(path)
+        return removed
+
+    # --- how
+
+    def _write(self, folder: Path, snapshot: CheckpointSnapshot) -> Manifest:
+        files: dict[str, FileDigest] = {}
+        tensors: dict[str, state.TensorDigests] = {}
+        for name, arrays in ((manifests.MODEL_FILE, snapshot.model), (manifests.OPTIMIZER_FILE, snapshot.optimizer)):
+            files[name], sha256 = self._write_tensors(folder / name, arrays)
+            tensors[name] = {
+                key: state.tensor_digest(safetensors.stored_dtype(key, array), array.shape, sha256[key])
+                for key, array in arrays.items()
+            }
+        for name, data in _small_files(snapshot).items():
+            files[name] = self._write_bytes(folder / name, data)
+        manifest = self._manifest(snapshot, files, tensors)
+        data = manifest.render()
+        try:
+            manifest = manifests.parse(manifests.MANIFEST_NAME, data)
+        except CheckpointCorrupt as error:
+            raise HybridError(f"the snapshot cannot be saved, for nobody could load it: {error}") from error
+        with self._filesystem.create_file(folder / manifests.MANIFEST_NAME) as file:
+            for block in self._filesystem.blocks(memoryview(data)):
+                self._filesystem.write_manifest(file, block)
+            self._filesystem.sync_file(file)
+        self._filesystem.sync_folder(folder)
+        return manifest
+
+    def _manifest(
+        self, snapshot: CheckpointSnapshot, files: dict[str, FileDigest], tensors: dict[str, state.TensorDigests]
+    ) -> Manifest:
+        parent, sequence = self._parent, self._sequence
+        if sequence is None:
+            refs = [status.ref for status in self.list() if status.ref is not None]
+            sequence = max((ref.sequence for ref in refs), default=0)
+            if not self._parent_known and refs:
+                parent = refs[-1].checkpoint_hash
+        return Manifest(
+            progress=snapshot.progress,
+            optimizer_step=snapshot.optimizer_step,
+            scaler=dict(snapshot.scaler),
+            seed=snapshot.seed,
+            cursor=dict(snapshot.cursor),
+            config=dict(snapshot.config),
+            hashes=snapshot.hashes,
+            fingerprints=snapshot.fingerprints,
+            environment=dict(snapshot.environment),
+            provenance=None if snapshot.provenance is None else dict(snapshot.provenance),
+            lineage=Lineage(
+                run_id=snapshot.run_id,
+                sequence=sequence + 1,
+                previous_checkpoint_hash=parent,
+                runtime=snapshot.runtime,
+            ),
+            resume_audits=tuple(dict(audit) for audit in snapshot.resume_audits),
+            session=dict(snapshot.session),
+            files=files,
+            timestamp_ms=int(self._clock() * 1000),
+            state_hash=state.state_hash(
+                tensors[manifests.MODEL_FILE],
+                tensors[manifests.OPTIMIZER_FILE],
+                optimizer_step=snapshot.optimizer_step,
+                progress=snapshot.progress.to_json(),
+                scaler=snapshot.scaler,
+                cursor=snapshot.cursor,
+            ),
+        )
+
+    def _write_tensors(
+        self, path: Path, arrays: Mapping[str, safetensors.TensorArray]
+    ) -> tuple[FileDigest, dict[str, str]]:
+        digester = Digester()
+        with self._filesystem.create_file(path) as file:
+
+            def sink(data: memoryview) -> None:
+                digester.update(data)
+                for block in self._filesystem.blocks(data):
+                    self._filesystem.write_data(file, block)
+
+            # `transformers` opens only files that declare this format.
+            sha256 = safetensors.write(sink, arrays, {"format": "pt"})
+            self._filesystem.sync_file(file)
+        return digester.result(), sha256
+
+    def _write_bytes(self, path: Path, data: bytes) -> FileDigest:
+        digester = Digester()
+        with self._filesystem.create_file(path) as file:
+            digester.update(memoryview(data))
+            for block in self._filesystem.blocks(memoryview(data)):
+                self._filesystem.write_data(file, block)
+            self._filesystem.sync_file(file)
+        return digester.result()
+
+    def _holds(self, target: Path, snapshot: CheckpointSnapshot) -> bool:
+        """Whether `target` already is a good checkpoint of this very state. A damaged one is set aside, never
+        overwritten.
+        """
+        try:
+            ref = finding.read_ref(target)
+            if ref.state_hash != snapshot.state_hash():
+                return False
+            if self._written.get(target) != ref.state_hash:
+                loading.load(target)
+        except CheckpointNotFound:
+            return False
+        except CheckpointCorrupt:
+            self._filesystem.rename(target, self._sibling(finding.DAMAGED, target.name))
+            self._filesystem.sync_folder(self.folder)
+            return False
+        return True
+
+    def _put_in_place(self, temporary: Path, target: Path) -> None:
+        """Rename into place. A folder that has the name (another history's save of this step, or an unfinished one)
+        is renamed first and deleted last; until the name is taken again, it is still found under its other name.
+        """
+        replaced = None
+        if target.exists():
+            replaced = self._sibling(finding.REPLACED, target.name)
+            self._filesystem.rename(target, replaced)
+        self._filesystem.rename(temporary, target)
+        self._filesystem.sync_folder(self.folder)
+        if replaced is not None:
+            self._discard(replaced)
+
+    def _discard(self, path: Path) -> None:
+        """Delete a folder so that a reader never sees half of it."""
+        trash = self._sibling(finding.TRASH, path.name.lstrip("."))
+        self._filesystem.rename(path, trash)
+        self._written.pop(path, None)
+        self._filesystem.remove_folder(trash)
+
+    def _up_to_a_good_one(self, refs: Sequence[CheckpointRef]) -> set[Path]:
+        tried: set[Path] = set()
+        for ref in reversed(refs):
+            tried.add(ref.path)
+            try:
+                loading.load(ref.path)
+            except (CheckpointCorrupt, CheckpointNotFound):
+                continue
+            break
+        return tried
+
+    def _sibling(self, prefix: str, name: str) -> Path:
+        """A folder name nobody has yet: process and time make it unique across processes, a counter within this one."""
+        self._names += 1
+        return self.folder / f"{prefix}{name}-{os.getpid()}-{time.time_ns():x}-{self._names}"
+
+
+def _small_files(snapshot: CheckpointSnapshot) -> dict[str, bytes]:
+    config = huggingface.config_document(snapshot.model_config, snapshot.special_tokens)
+    generation = huggingface.generation_document(snapshot.special_tokens)
+    files = {
+        manifests.CONFIG_FILE: canonical.render(canonical.plain(config, manifests.CONFIG_FILE)),
+        manifests.GENERATION_FILE: canonical.render(canonical.plain(generation, manifests.GENERATION_FILE)),
+    }
+    if snapshot.tokenizer_json is not None:
+        files[manifests.TOKENIZER_FILE] = snapshot.tokenizer_json.encode("utf-8")
+    return files
