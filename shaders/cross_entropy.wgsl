@@ -1,0 +1,133 @@
+// Cross-entropy of R rows of V logits, one workgroup a row; with GRADIENT the logits become their gradient in place.
+//
+//   lse = log(sum(exp(logits)));  nll = lse - logits[target];  loss = nll + z * lse^2
+//   d loss / d logits = (1 + 2 z lse) * softmax - [target]
+
+struct Uniforms { rows: u32, columns: u32 }
+
+@group(0) @binding(0) var<uniform> u: Uniforms;
+//#if GRADIENT
+@group(0) @binding(1) var<storage, read_write> logits: array<wide>;
+@group(0) @binding(2) var<storage, read> targets: array<u32>;
+@group(0) @binding(3) var<storage, read> z_loss: array<f32>;
+@group(0) @binding(4) var<storage, read> drows: array<f32>;
+@group(0) @binding(5) var<storage, read_write> loss_rows: array<f32>;
+@group(0) @binding(6) var<storage, read_write> nll_rows: array<f32>;
+@group(0) @binding(7) var<storage, read_write> lse: array<f32>;
+//#else
+@group(0) @binding(1) var<storage, read> logits: array<wide>;
+@group(0) @binding(2) var<storage, read> targets: array<u32>;
+@group(0) @binding(3) var<storage, read> z_loss: array<f32>;
+@group(0) @binding(4) var<storage, read_write> loss_rows: array<f32>;
+@group(0) @binding(5) var<storage, read_write> nll_rows: array<f32>;
+@group(0) @binding(6) var<storage, read_write> lse: array<f32>;
+//#endif
+
+const IGNORE: u32 = 0xffffffffu;
+const LOWEST: f32 = -3.4028234e38;
+
+var<workgroup> maxima: array<f32, THREADS>;
+var<workgroup> sums: array<f32, THREADS>;
+var<workgroup> not_finite: array<u32, THREADS>;
+
+fn largest(v: wide) -> f32 {
+  var result = LOWEST;
+  for (var i = 0u; i < WIDTH; i++) { result = max(result, lane(v, i)); }
+  return result;
+}
+
+// The bits of an element that is NaN or infinite, else 0. Kept as bits: a compiler may assume that such values do not exist.
+fn not_finite_bits(v: wide) -> u32 {
+  var result = 0u;
+  for (var i = 0u; i < WIDTH; i++) {
+    let bits = bitcast<u32>(lane(v, i));
+    result = select(result, bits, (bits & 0x7f800000u) == 0x7f800000u);
+  }
+  return result;
+}
+
+fn lane(v: wide, i: u32) -> f32 {
+//#if SCALAR
+  return v;
+//#else
+  return v[i];
+//#endif
+}
+
+@compute @workgroup_size(THREADS)
+fn main(
+  @builtin(workgroup_id) group: vec3<u32>,
+  @builtin(num_workgroups) groups: vec3<u32>,
+  @builtin(local_invocation_index) thread: u32,
+) {
+  let row = workgroup_index(group, groups);
+  if (row >= u.rows) { return; }
+  let base = row * u.columns;
+  var high = LOWEST;
+  var sum = 0.0;
+  var bad = 0u;
+  for (var c = thread; c < u.columns; c += THREADS) {
+    let v = logits[base + c];
+    bad = max(bad, not_finite_bits(v));
+    let next = max(high, largest(v));
+    sum = sum * exp(high - next) + total(exp(v - next));
+    high = next;
+  }
+  maxima[thread] = high;
+  sums[thread] = sum;
+  not_finite[thread] = bad;
+  workgroupBarrier();
+  high = maxima[0];
+  for (var k = 1u; k < THREADS; k++) {
+    high = max(high, maxima[k]);
+    bad = max(bad, not_finite[k]);
+  }
+  bad = max(bad, not_finite[0]);
+  sum = 0.0;
+  for (var k = 0u; k < THREADS; k++) { sum += sums[k] * exp(maxima[k] - high); }
+  var log_sum = high + log(sum);
+  if (bad != 0u) { log_sum = bitcast<f32>(bad); }
+  let label = targets[row];
+  let counts = label != IGNORE;
+  let at = select(0u, label, counts);
+  let z = z_loss[0];
+  let chosen = lane(logits[base + at / WIDTH], at % WIDTH);
+//#if GRADIENT
+  // Every thread has read the target's logit before one of them replaces it.
+  workgroupBarrier();
+  let upstream = drows[row];
+  let weight = (1.0 + 2.0 * z * log_sum) * upstream;
+  for (var c = thread; c < u.columns; c += THREADS) {
+    if (counts) {
+      var d = exp(logits[base + c] - log_sum) * weight;
+      if (c == at / WIDTH) { d = d - one_hot(at % WIDTH) * upstream; }
+      logits[base + c] = d;
+    } else {
+      logits[base + c] = wide();
+    }
+  }
+//#endif
+  if (thread == 0u) {
+    let nll = log_sum - chosen;
+    lse[row] = log_sum;
+    if (counts) {
+      nll_rows[row] = nll;
+      loss_rows[row] = nll + z * log_sum * log_sum;
+    } else {
+      nll_rows[row] = 0.0;
+      loss_rows[row] = 0.0;
+    }
+  }
+}
+
+//#if GRADIENT
+fn one_hot(i: u32) -> wide {
+  var v = wide();
+//#if SCALAR
+  v = 1.0;
+//#else
+  v[i] = 1.0;
+//#endif
+  return v;
+}
+//#endif
