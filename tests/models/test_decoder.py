@@ -83,7 +83,8 @@ def test_losses_and_gradients_equal_the_oracle(cfg: ModelConfig, recompute: bool
     rows, gradients = losses_and_gradients(cfg, weights, batch, recompute=recompute, data_step=3, seed=7, z=0.01)
     assert rows.sum() == pytest.approx(expected_loss, rel=1e-7)
     for name, gradient in gradients.items():
-        # Without rotation a key bias has no effect (softmax ignores a shift): its gradient is rounding, hence the floor.
+        # Without rotation a key bias has no effect (softmax ignores a shift): its gradient is rounding, hence the
+        # floor.
         error = np.linalg.norm(gradient - expected[name]) / max(float(np.linalg.norm(expected[name])), 1e-6)
         assert error < 1e-6, name  # rotary tables are rounded to float32
 
