@@ -13,6 +13,8 @@ Conventions of every kernel:
 * `wide` is the unit in which a kernel moves data when `Kernel.vector` is set: vec4<f32> with 4, f32 with 1 (for
   lengths that are no multiple of four). `wide_act` is the same in activations, `to_wide_act` the checked store,
   `total(v)` the sum of its elements, WIDTH their number.
+* `//#repeat i ROWS` ... `//#end` stands for its lines once for each i below the define ROWS, with `$i` replaced. It
+  makes named registers where one would like an array, because drivers put an array that a loop indexes into memory.
 * A grid of more than 65,535 workgroups is folded into y: kernels take their index from `workgroup_index(id, count)`.
 """
 
@@ -73,6 +75,7 @@ class Kernel:
         because a page that they share with an output is written in the same dispatch.
         """
         text = resolve_switches(shader_text(self.file), self.switches, self.file)
+        text = unroll(text, dict(self.defines), self.file)
         for position in writable:
             declaration = rf"(@binding\({position + 1}\)\s+var<storage,\s*)read(\s*>)"
             text, count = re.subn(declaration, r"\1read_write\2", text)
@@ -128,6 +131,33 @@ def resolve_switches(text: str, switches: frozenset[str], file: str) -> str:
     if stack:
         raise ValueError(f"{file}: //#if without //#endif")
     return "\n".join(kept) + "\n"
+
+
+def unroll(text: str, counts: dict[str, int], file: str) -> str:
+    """Write out the lines between `//#repeat i NAME` and `//#end` once for each i below `counts[NAME]`. Blocks may
+    nest.
+
+    `i` is one letter; `$i` becomes the number, also within a name.
+    """
+    blocks: list[tuple[str, str, list[str]]] = [("", "", [])]  # letter, name of the count, lines; the first is the file
+    for number, line in enumerate(text.splitlines(), 1):
+        word = line.strip()
+        if word.startswith("//#repeat "):
+            _, letter, name = word.split()
+            if len(letter) != 1 or name not in counts:
+                raise ValueError(f"{file}:{number}: {word!r}: expected a letter and a define of {sorted(counts)}")
+            blocks.append((letter, name, []))
+        elif word == "//#end":
+            if len(blocks) == 1:
+                raise ValueError(f"{file}:{number}: //#end without //#repeat")
+            letter, name, lines = blocks.pop()
+            for i in range(counts[name]):
+                blocks[-1][2].extend(inner.replace(f"${letter}", str(i)) for inner in lines)
+        else:
+            blocks[-1][2].append(line)
+    if len(blocks) > 1:
+        raise ValueError(f"{file}: //#repeat without //#end")
+    return "\n".join(blocks[0][2]) + "\n"
 
 
 def prelude(precision: str, stores_activations: bool, defines: tuple[tuple[str, int], ...]) -> str:
