@@ -24,6 +24,13 @@ def test_a_first_run_extrapolates_its_mean_step():
     assert state.eta_iso == "2026-01-01T00:00:06.000Z"
 
 
+def test_a_monotonic_clock_measures_while_another_tells_the_date():
+    clock = Clock(123)
+    progress = Progress(ProgressContext(steps_per_shard=2), clock, now=lambda: 1_767_225_600_000)
+    clock.now += 2000
+    assert progress.finish_step(1).eta_iso == "2026-01-01T00:00:02.000Z"
+
+
 def test_a_resumed_run_is_not_fooled_by_the_steps_of_earlier_processes():
     clock = Clock()
     progress = Progress(ProgressContext(steps_per_shard=100), clock, elapsed_before_ms=90_000)

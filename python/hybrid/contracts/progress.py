@@ -104,9 +104,19 @@ def snapshot(
 class Progress:
     """Progress of the steps of this process. It begins to count time when it is made."""
 
-    def __init__(self, context: ProgressContext, clock: Callable[[], float], elapsed_before_ms: float = 0.0) -> None:
-        """`clock` gives epoch milliseconds; `elapsed_before_ms` is what earlier processes of the run took."""
+    def __init__(
+        self,
+        context: ProgressContext,
+        clock: Callable[[], float],
+        elapsed_before_ms: float = 0.0,
+        now: Callable[[], float] | None = None,
+    ) -> None:
+        """Both clocks give milliseconds: `clock` may start anywhere, `now` counts from 1970 (None: `clock` does).
+
+        `elapsed_before_ms` is what earlier processes of the run took.
+        """
         self.context = context
+        self._now = now or clock
         self.executed = 0
         self._clock = clock
         self._began = clock()
@@ -120,15 +130,14 @@ class Progress:
     def finish_step(self, step: int) -> Snapshot:
         """Count one executed step, which was step `step` of the shard, and tell the progress after it."""
         self.executed += 1
-        now = self._clock()
-        process = max(0.0, now - self._began)
+        process = max(0.0, self._clock() - self._began)
         return snapshot(
             self.context,
             step,
             elapsed_ms=self._elapsed_before + process,
             executed=self.executed,
             process_ms=process,
-            now_ms=now,
+            now_ms=self._now(),
         )
 
 
