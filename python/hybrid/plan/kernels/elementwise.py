@@ -1,0 +1,135 @@
+"""Element by element: `elementwise.wgsl`, `dropout.wgsl`, `copy_columns.wgsl`.
+
+All take the number of elements; one that divides by 4 moves four at a time.
+"""
+
+from __future__ import annotations
+
+from hybrid.plan.kernels.base import Binding, Kernel, Launch, ceil_div, grid, vector_width
+
+_THREADS = 64
+_A = Binding("a", "read", "act")
+_B = Binding("b", "read", "act")
+_C = Binding("c", "read", "act")
+_Y = Binding("y", "read_write", "act")
+_Z = Binding("z", "read_write", "act")
+
+
+def add(elements: int, *, precision: str) -> Launch:
+    """Bindings: a, b, y. y = a + b."""
+    return _launch("add", (_A, _B, _Y), elements)
+
+
+def mul(elements: int, *, precision: str) -> Launch:
+    """Bindings: a, b, y. y = a * b."""
+    return _launch("mul", (_A, _B, _Y), elements)
+
+
+def scale(elements: int, factor: float, *, precision: str, element: str = "act") -> Launch:
+    """Bindings: a, y of `element`. y = factor * a."""
+    bindings = (Binding("a", "read", element), Binding("y", "read_write", element))
+    return _launch("scale" if element == "act" else "scale_f32", bindings, elements, factor)
+
+
+def gelu(elements: int, *, precision: str) -> Launch:
+    """Bindings: a, y. y = a/2 * (1 + tanh(sqrt(2/pi) * (a + 0.044715 a^3)))."""
+    return _launch("gelu", (_A, _Y), elements)
+
+
+def gelu_grad(elements: int, *, precision: str) -> Launch:
+    """Bindings: a, b (the gradient of gelu(a)), y."""
+    return _launch("gelu_grad", (_A, _B, _Y), elements)
+
+
+def silu(elements: int, *, precision: str) -> Launch:
+    """Bindings: a, y. y = a * sigmoid(a)."""
+    return _launch("silu", (_A, _Y), elements)
+
+
+def silu_grad(elements: int, *, precision: str) -> Launch:
+    """Bindings: a, b (the gradient of silu(a)), y."""
+    return _launch("silu_grad", (_A, _B, _Y), elements)
+
+
+def relu2(elements: int, *, precision: str) -> Launch:
+    """Bindings: a, y. y = max(a, 0)^2."""
+    return _launch("relu2", (_A, _Y), elements)
+
+
+def relu2_grad(elements: int, *, precision: str) -> Launch:
+    """Bindings: a, b (the gradient of relu2(a)), y."""
+    return _launch("relu2_grad", (_A, _B, _Y), elements)
+
+
+def swiglu(elements: int, *, precision: str) -> Launch:
+    """Bindings: a (gate), b (up), y. y = silu(a) * b."""
+    return _launch("swiglu", (_A, _B, _Y), elements)
+
+
+def swiglu_grad(elements: int, *, precision: str) -> Launch:
+    """Bindings: a (gate), b (up), c (gradient), y (gradient of the gate), z (gradient of up)."""
+    return _launch("swiglu_grad", (_A, _B, _C, _Y, _Z), elements)
+
+
+def broadcast(elements: int, *, precision: str) -> Launch:
+    """Bindings: a f32 [1], y f32 [elements]. y = a[0]."""
+    return _launch("broadcast", (Binding("a", "read", "f32"), Binding("y", "read_write", "f32")), elements)
+
+
+def cast(elements: int, *, to: str, precision: str) -> Launch:
+    """Bindings: a, y: from act to f32 (`to` = "f32") or from f32 to act (`to` = "act")."""
+    source, name = ("f32", "cast_act") if to == "act" else ("act", "cast_f32")
+    return _launch(name, (Binding("a", "read", source), Binding("y", "read_write", to)), elements)
+
+
+def dropout(samples: int, elements: int, *, site: int, rate: float, precision: str) -> Launch:
+    """Bindings: x act [samples, elements], sample_ids u32 [samples], data_step u32 [1], dropout_keys u32 [S, 2], y.
+
+    Element e of sample j is kept when word e mod 4 of Philox block (e / 4, j, data step, 0), under the site's key,
+    is at least rate * 2^32; kept elements are divided by 1 - rate.
+    """
+    bindings = (
+        Binding("x", "read", "act"), Binding("sample_ids", "read", "u32"), Binding("data_step", "read", "u32"),
+        Binding("dropout_keys", "read", "u32"), _Y,
+    )  # fmt: skip
+    uniforms = (("samples", "u32"), ("elements", "u32"), ("blocks", "u32"), ("site", "u32"), ("threshold", "u32"), ("factor", "f32"))
+    kernel = Kernel("dropout", "dropout.wgsl", bindings, uniforms, defines=(("THREADS", _THREADS),), invocations=_THREADS)
+    blocks = ceil_div(elements, 4)
+    values = (samples, elements, blocks, site, int(rate * 2**32), 1.0 / (1.0 - rate))
+    return Launch(kernel, values, grid(ceil_div(samples * blocks, _THREADS)))
+
+
+def copy_columns(
+    rows: int, columns: int, *, source_width: int, source_first: int, target_width: int, target_first: int, precision: str
+) -> Launch:
+    """Bindings: x act [rows, source_width], y act [rows, target_width].
+
+    y[:, target_first : target_first + columns] = x[:, source_first : source_first + columns].
+    """
+    names = ("rows", "columns", "source_width", "source_first", "target_width", "target_first")
+    kernel = Kernel(
+        "copy_columns", "copy_columns.wgsl", (Binding("x", "read", "act"), _Y), tuple((n, "u32") for n in names),
+        defines=(("THREADS", _THREADS),), invocations=_THREADS,
+    )  # fmt: skip
+    values = (rows, columns, source_width, source_first, target_width, target_first)
+    return Launch(kernel, values, grid(ceil_div(rows * columns, _THREADS)))
+
+
+def _launch(name: str, bindings: tuple[Binding, ...], elements: int, factor: float = 0.0) -> Launch:
+    width = vector_width(elements)
+    kernel = Kernel(
+        name=f"{name}_x{width}",
+        file="elementwise.wgsl",
+        bindings=bindings,
+        uniforms=(("count", "u32"), ("factor", "f32")),
+        defines=(("THREADS", _THREADS),),
+        switches=frozenset({
+            name.upper(),
+            {2: "UNARY", 3: "BINARY", 5: "GATED"}[len(bindings)],
+            f"FROM_{bindings[0].element.upper()}",
+            f"TO_{bindings[-1].element.upper()}",
+        }),
+        invocations=_THREADS,
+        vector=width,
+    )
+    return Launch(kernel, (elements // width, factor), grid(ceil_div(elements // width, _THREADS)))

@@ -1,0 +1,22 @@
+// Copies a run of columns between matrices of different widths: the pieces of split and concat.
+
+struct Uniforms {
+  rows: u32, columns: u32, source_width: u32, source_first: u32, target_width: u32, target_first: u32,
+}
+
+@group(0) @binding(0) var<uniform> u: Uniforms;
+@group(0) @binding(1) var<storage, read> x: array<act>;
+@group(0) @binding(2) var<storage, read_write> y: array<act>;
+
+@compute @workgroup_size(THREADS)
+fn main(
+  @builtin(workgroup_id) group: vec3<u32>,
+  @builtin(num_workgroups) groups: vec3<u32>,
+  @builtin(local_invocation_index) thread: u32,
+) {
+  let index = workgroup_index(group, groups) * THREADS + thread;
+  if (index >= u.rows * u.columns) { return; }
+  let row = index / u.columns;
+  let column = index % u.columns;
+  y[row * u.target_width + u.target_first + column] = to_act(f32(x[row * u.source_width + u.source_first + column]));
+}
