@@ -6,7 +6,7 @@ import pytest
 
 from hybrid.config.contract import contract
 from hybrid.config.loading import load_config
-from hybrid.config.resolve import check, model_config, optimizer_settings, resolve
+from hybrid.config.resolve import check, model_config, optimizer_settings, resolve, run_length
 from hybrid.config.tree import RunConfig
 from hybrid.errors import ConfigError
 from hybrid.models.parameters import count_parameters
@@ -33,8 +33,12 @@ def test_gpt2_small_is_gpt2s_smallest_model() -> None:
     assert count_parameters(model_config(config)) == 124_439_808
 
 
-def test_a_run_measured_in_epochs_has_steps() -> None:
-    assert resolved("run.steps=null", "run.epochs=2").run.steps == 250, "2 * 1000 samples in batches of 8"
+def test_a_run_measured_in_epochs_ends_after_exactly_their_samples() -> None:
+    epochs = resolved("run.steps=null", "run.epochs=3", "data.batchSize=7")
+    assert run_length(epochs, 1000) == (429, 3000), "3 * 1000 samples in batches of 7, the last one partly empty"
+    assert epochs.schedule.total_steps == 429 - 20
+    assert run_length(resolved("run.steps=9"), 1000) == (9, None)
+    assert contract(epochs)["run"] == {"seed": 1337, "epochs": 3}
 
 
 def test_the_schedule_fills_the_run_after_the_warm_up() -> None:

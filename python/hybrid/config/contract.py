@@ -30,6 +30,8 @@ def contract(config: RunConfig) -> dict[str, Any]:
     used = ["type", "warmupSteps", *_SCHEDULE[kind]]
     if kind == "constant" and schedule["warmupSteps"]:
         used.append("minLr")
+    # The last step of a run in epochs may be partly empty, so going on with more of them is another trajectory.
+    run = ["seed", "epochs"] if settings["run"]["steps"] is None else ["seed"]
     return {
         "model": settings["model"],
         "data": {key: data[key] for key in ("sequenceLength", "batchSize", "split", "samples")},
@@ -38,5 +40,5 @@ def contract(config: RunConfig) -> dict[str, Any]:
         "schedule": {key: schedule[key] for key in used},
         "precision": settings["precision"],
         "lossScaling": scaling if scaling["enabled"] else {"enabled": False},
-        "run": {"seed": settings["run"]["seed"]},
+        "run": {key: settings["run"][key] for key in run},
     }

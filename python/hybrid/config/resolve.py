@@ -1,6 +1,7 @@
 """Derived values: everything a configuration leaves to be worked out, worked out, and the checks between sections.
 
-A resolved configuration has no null that stands for a number. It is what run.json and checkpoints hold.
+A resolved configuration is what run.json and checkpoints hold. (run.steps stays null in a run measured in epochs: it follows
+from the data.)
 """
 
 from __future__ import annotations
@@ -60,9 +61,7 @@ def resolve(config: RunConfig, vocabulary_size: int, train_samples: int, begun: 
     that run began. Raises ConfigError.
     """
     check(config)
-    steps = config.run.steps
-    if steps is None:
-        steps = max(1, config.run.epochs * train_samples // config.data.batch_size)
+    steps, _ = run_length(config, train_samples)
     total = config.schedule.total_steps
     if total is None and begun is not None:
         total = begun.schedule.total_steps
@@ -77,7 +76,6 @@ def resolve(config: RunConfig, vocabulary_size: int, train_samples: int, begun: 
             "loss_scaling": _update(
                 config.loss_scaling, enabled=config.precision.type == "mixed-f16" if scaling is None else scaling
             ),
-            "run": _update(config.run, steps=steps),
         }
     )
     try:
@@ -85,6 +83,15 @@ def resolve(config: RunConfig, vocabulary_size: int, train_samples: int, begun: 
     except ConfigError as error:
         raise ConfigError(_file_keys(str(error))) from None
     return resolved
+
+
+def run_length(config: RunConfig, train_samples: int) -> tuple[int, int | None]:
+    """(optimizer steps of the run, samples after which it ends or None). A run measured in epochs ends after exactly that many
+    samples, with a last step that may be partly empty."""
+    if config.run.steps is not None:
+        return config.run.steps, None
+    limit = config.run.epochs * train_samples
+    return -(-limit // config.data.batch_size), limit
 
 
 def model_config(config: RunConfig) -> ModelConfig:

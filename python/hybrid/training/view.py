@@ -74,7 +74,7 @@ def event_text(kind: str, facts: Facts) -> str:
 def _run_text(facts: Facts) -> str:
     lines = [
         f"run {facts['name']} in {facts['runDir']}: step {facts['step']} of {facts['steps']}",
-        f"  model: {facts['parameters']:,} parameters; {facts['precision']} on {facts['backend']}",
+        f"  model: {facts['parameters']:,} parameters; {facts['precision']} on {facts['backend']} ({facts['adapter']})",
         f"  data: {facts['trainTokens']:,} training tokens, {facts['tokensPerStep']:,} a step",
     ]
     return "\n".join(lines)

@@ -1,0 +1,65 @@
+"""What a run does beside its steps: validation and samples. Neither touches the training state."""
+
+from __future__ import annotations
+
+from math import exp
+
+from hybrid.backends.protocol import GenerateOptions, TrainingSession
+from hybrid.config.tree import SamplingSection
+from hybrid.data.loader import evaluation_batches
+from hybrid.data.samples import SampleSet
+from hybrid.data.tokenizers import Tokenizer
+from hybrid.errors import DataContractError
+from hybrid.training.signals import StopFlag
+
+LARGEST_EXPONENT = 20.0  # a perplexity beyond exp(20) says nothing
+
+
+def evaluate(
+    session: TrainingSession, samples: SampleSet, batch_size: int, batches: int, stop: StopFlag
+) -> dict[str, float] | None:
+    """{loss, perplexity, targetTokens} over `batches` batches spread over the samples, or all of them for 0.
+
+    loss: summed over all targets and divided once, in nats a token. None when a stop was requested meanwhile.
+    """
+    loss, targets = 0.0, 0
+    for batch in evaluation_batches(samples, batch_size, batches=batches or None):
+        if stop:
+            return None
+        if batch.target_tokens:
+            result = session.evaluate(batch)
+            loss += result.loss_sum
+            targets += result.target_tokens
+    if targets == 0:
+        raise DataContractError(
+            "the validation batches have no target at all: raise evaluation.batches, or hold out more text"
+        )
+    mean = loss / targets
+    return {"loss": mean, "perplexity": exp(min(mean, LARGEST_EXPONENT)), "targetTokens": targets}
+
+
+def prompt_ids(tokenizer: Tokenizer, prompt: str) -> list[int]:
+    """The ids of a prompt. An empty one is the end of a text, or a line, where the tokenizer has no such id.
+
+    DataContractError for a character that the tokenizer does not know.
+    """
+    ids = tokenizer.encode(prompt).tolist()
+    if ids:
+        return [int(token) for token in ids]
+    return [int(tokenizer.encode("\n")[0]) if tokenizer.end_of_text is None else tokenizer.end_of_text]
+
+
+def sample(session: TrainingSession, tokenizer: Tokenizer, settings: SamplingSection, stop: StopFlag) -> str:
+    """The text that continues `settings.prompt`; what there is of it when a stop is requested."""
+    stop_ids = () if tokenizer.end_of_text is None else (tokenizer.end_of_text,)
+    options = GenerateOptions(
+        settings.tokens, settings.temperature, settings.top_k, settings.top_p, settings.seed, stop_ids
+    )
+    stream = tokenizer.stream()
+    pieces = []
+    for token in session.generate(prompt_ids(tokenizer, settings.prompt), options):
+        if stop:
+            break
+        if token not in stop_ids:
+            pieces.append(stream.push(token))
+    return "".join(pieces) + stream.finish()

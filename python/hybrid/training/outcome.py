@@ -1,0 +1,53 @@
+"""How a run ended: for run.json, the view and the exit code."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hybrid.errors import EXIT_DONE, EXIT_REFUSED, EXIT_STOPPED, AlertRaised, HybridError, StopRequested
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A run that ended well. status: `finished` or `stopped` (saved on request, to be started again). step: the last
+    one done."""
+
+    status: str
+    step: int
+    steps: int
+    message: str
+    run_dir: Path
+
+    @property
+    def exit_code(self) -> int:
+        return EXIT_STOPPED if self.status == "stopped" else EXIT_DONE
+
+    def facts(self) -> dict[str, Any]:
+        """The `end` event."""
+        return {
+            "status": self.status,
+            "exitCode": self.exit_code,
+            "step": self.step,
+            "steps": self.steps,
+            "runDir": str(self.run_dir),
+            "message": self.message,
+        }
+
+
+def already_finished(run_dir: Path, step: int, steps: int) -> Outcome:
+    """There was nothing left to do."""
+    message = f"{run_dir} is finished: it is at step {step} of {steps}; --steps N with a larger N goes on"
+    return Outcome("finished", step, steps, message, run_dir)
+
+
+def status_of(error: BaseException) -> str:
+    """What run.json says about a run that ended with this error: alert, stopped, refused or failed."""
+    if isinstance(error, AlertRaised):
+        return "alert"
+    if isinstance(error, StopRequested):
+        return "stopped"
+    if isinstance(error, HybridError) and error.exit_code == EXIT_REFUSED:
+        return "refused"
+    return "failed"

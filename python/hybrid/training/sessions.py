@@ -1,0 +1,84 @@
+"""From a resolved configuration to a training session on some backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from hybrid.backends.protocol import TrainingSession
+from hybrid.config.loading import to_settings
+from hybrid.config.resolve import model_config, optimizer_settings
+from hybrid.config.tree import RunConfig
+
+Progress = Callable[[str, int, int], None]
+Note = Callable[[str], None]
+
+
+def choose_backend(config: RunConfig, note: Note = lambda text: None) -> str:
+    """The backend that `backend.name` means here: for `auto`, webgpu if it has an adapter, else reference, with a note
+    that says why."""
+    if config.backend.name != "auto":
+        return config.backend.name
+    from hybrid.backends.webgpu.device import NoAdapter, choose_adapter, list_adapters
+
+    try:
+        choose_adapter(list_adapters(), config.backend.adapter)
+    except NoAdapter as error:
+        note(f"training on the CPU with the reference backend, because there is no WebGPU adapter: {error}")
+        return "reference"
+    return "webgpu"
+
+
+def make_session(
+    config: RunConfig, note: Note = lambda text: None, progress: Progress | None = None
+) -> TrainingSession:
+    """A session with fresh weights. One microbatch is what a batch of the session holds.
+
+    progress(what, done, total) reports the set-up of a device. Errors: ConfigError, LimitExceeded, NoAdapter.
+    """
+    arguments: dict[str, Any] = {
+        "batch_size": config.data.microbatch_size,
+        "sequence_length": config.data.sequence_length,
+        "precision": config.precision.type,
+        "optimizer": optimizer_settings(config),
+        "max_grad_norm": config.optimizer.max_norm or None,
+        "loss_scaling": to_settings(config)["lossScaling"],
+        "seed": config.run.seed,
+        "recompute": config.backend.recompute,
+    }
+    if choose_backend(config, note) == "reference":
+        from hybrid.backends.reference.session import ReferenceSession
+
+        return ReferenceSession(model_config(config), **arguments)
+    return _webgpu_session(config, arguments, progress)
+
+
+def _webgpu_session(config: RunConfig, arguments: dict[str, Any], progress: Progress | None) -> TrainingSession:
+    from hybrid.backends.webgpu.device import open_device
+    from hybrid.backends.webgpu.session import WebGPUSession
+
+    class OwningSession(WebGPUSession):
+        def close(self) -> None:
+            super().close()
+            self.device.close()
+
+    if config.backend.device_profile == "default":
+        device = open_device(config.backend.adapter, features=(), default_limits=True)
+    else:
+        device = open_device(config.backend.adapter)
+    try:
+        return OwningSession(
+            model_config(config), **arguments, device=device, metrics_interval=_interval(config), progress=progress
+        )
+    except BaseException:
+        device.close()
+        raise
+
+
+def _interval(config: RunConfig) -> int:
+    """Steps between readbacks of metrics. Runs that judge every step read every step anyway."""
+    return 1 if config.telemetry.alerts.fail_on_alert else min(config.run.log_every, MOST_STEPS_BETWEEN_READBACKS)
+
+
+# Half of the rows in a session's metrics ring (plan.compiler.RING_ROWS).
+MOST_STEPS_BETWEEN_READBACKS = 128

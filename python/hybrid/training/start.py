@@ -1,0 +1,155 @@
+"""What stands before the first step: data, resolved settings, fingerprints, and the checkpoint that the run goes on
+from."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from hybrid.backends.protocol import TrainingSession
+from hybrid.checkpoint.manifest import Fingerprints, Hashes
+from hybrid.checkpoint.store import CheckpointStore
+from hybrid.config.contract import contract
+from hybrid.config.loading import to_settings
+from hybrid.config.resolve import check, model_config, resolve, run_length
+from hybrid.config.tree import RunConfig
+from hybrid.contracts.fingerprint import identity_hashes
+from hybrid.contracts.stable_json import stable_hash
+from hybrid.data.loader import BatchPlan
+from hybrid.data.prepare import PreparedData, prepare
+from hybrid.models.config import ModelConfig
+from hybrid.training.resume import Start, agree, find_start
+from hybrid.training.sessions import make_session
+from hybrid.training.signals import StopFlag
+from hybrid.training.view import QuietView, View
+
+
+class SessionFactory(Protocol):
+    """Makes a session for a resolved configuration, and another one after a device was lost."""
+
+    def __call__(self, config: RunConfig, note: Callable[[str], None]) -> TrainingSession: ...
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked for.
+
+    resume: `auto` goes on from the newest checkpoint in run_dir, if there is one; `never` wants a folder without any;
+    a path names a checkpoint or a run. accepted: contract fields (dotted) that may differ from it, each with the same
+    reason.
+    """
+
+    config: RunConfig
+    run_dir: Path
+    resume: Literal["auto", "never"] | Path = "auto"
+    accepted: tuple[str, ...] = ()
+    reason: str | None = None
+    command: str = "train"
+
+
+@dataclass(frozen=True)
+class Services:
+    """The outside world of a run. clock: monotonic seconds. now: Unix time in seconds."""
+
+    view: View = field(default_factory=QuietView)
+    stop: StopFlag = field(default_factory=StopFlag)
+    make_session: SessionFactory = make_session
+    clock: Callable[[], float] = time.perf_counter
+    now: Callable[[], float] = time.time
+
+    def note(self, text: str) -> None:
+        self.view.event("note", {"text": text})
+
+    def phase(self, name: str) -> None:
+        self.view.event("phase", {"phase": name})
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run that could begin. config: resolved. plan: which samples each step reads. audits: accepted changes, for the
+    record."""
+
+    config: RunConfig
+    model: ModelConfig
+    data: PreparedData
+    plan: BatchPlan
+    steps: int
+    start: Start
+    fingerprints: Fingerprints
+    hashes: Hashes
+    audits: tuple[dict[str, Any], ...]
+
+
+def prepare_run(request: Request, services: Services) -> tuple[Prepared, CheckpointStore]:
+    """Everything but the session. Changes nothing in the run folder.
+
+    Errors: ConfigError, DataContractError, CheckpointNotFound, CheckpointCorrupt, ContractMismatch (with the
+    differences), StopRequested.
+    """
+    check(request.config)
+    store = CheckpointStore(
+        request.run_dir,
+        keep_last=request.config.checkpoint.keep_last or None,
+        keep_every=request.config.checkpoint.keep_every or None,
+        clock=services.now,
+    )
+    start = find_start(request.resume, request.run_dir, store)
+    services.phase("data")
+    data = prepare(request.config.data, progress=_progress(services), should_stop=lambda: bool(services.stop))
+    services.stop.check()
+    config = resolve(request.config, data.tokenizer.vocabulary_size, len(data.train), start.config)
+    steps, limit = run_length(config, len(data.train))
+    fingerprints = Fingerprints(
+        dataset={"fingerprint": data.fingerprint, "samples": len(data.train), "tokens": data.store.token_count},
+        tokenizer={
+            "kind": data.tokenizer.kind,
+            "hash": data.tokenizer.hash,
+            "vocabularySize": data.tokenizer.vocabulary_size,
+        },
+        contract=contract(config),
+    )
+    audits = agree(start, fingerprints, request.accepted, request.reason, request.command, services.now)
+    prepared = Prepared(
+        config=config,
+        model=model_config(config),
+        data=data,
+        plan=BatchPlan(len(data.train), config.data.batch_size, config.run.seed, limit),
+        steps=steps,
+        start=start,
+        fingerprints=fingerprints,
+        hashes=_hashes(fingerprints),
+        audits=audits,
+    )
+    return prepared, store
+
+
+def _hashes(fingerprints: Fingerprints) -> Hashes:
+    found = identity_hashes(fingerprints.to_json())
+    agreed = fingerprints.contract
+    return Hashes(
+        config_hash=found["configHash"],
+        dataset_hash=found["datasetHash"],
+        tokenizer_hash=found["tokenizerHash"],
+        optimizer_hash=stable_hash({key: agreed[key] for key in ("optimizer", "schedule")}),
+    )
+
+
+def _progress(services: Services) -> Callable[[str, int, int | None], None]:
+    """Data building as events, ten a second at most."""
+    last = float("-inf")
+
+    def report(stage: str, done: int, total: int | None) -> None:
+        nonlocal last
+        if services.clock() - last >= 0.1:
+            last = services.clock()
+            services.view.event("data", {"stage": stage, "done": done, "total": total})
+
+    return report
+
+
+def settings_of(prepared: Prepared) -> dict[str, Any]:
+    """The resolved configuration as run.json and checkpoints hold it."""
+    return to_settings(prepared.config)
