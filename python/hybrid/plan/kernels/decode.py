@@ -1,42 +1,77 @@
-"""Decoding against key/value caches: `cache_write.wgsl`, `attention_cached.wgsl`. Batch 1."""
+"""Decoding with a key/value cache, one sample at a time: `cache_write.wgsl`, `attention_cached.wgsl`.
+
+Shapes: x act [T, K, D]; cache_k, cache_v act [L, K, D]; q, o act [T, H, D]; start u32 [1], the absolute position of
+the first of the T tokens. start + T must not exceed L.
+"""
 
 from __future__ import annotations
 
 from hybrid.errors import LimitExceeded
 from hybrid.plan.kernels.attention import MAX_HEAD_WIDTH
-from hybrid.plan.kernels.base import Binding, Kernel, Launch, ceil_div, grid
+from hybrid.plan.kernels.base import Binding, Kernel, Launch, ceil_div, grid, vector_width
 
-_THREADS = 64
+_WORKGROUP = 64
 
 
-def cache_write(tokens: int, width: int, *, cache_length: int, precision: str) -> Launch:
-    """Bindings: x act [T, width], start u32 [1], cache act [cache_length, width]. cache[start + t] = x[t]; rows beyond the cache are dropped."""
-    bindings = (Binding("x", "read", "act"), Binding("start", "read", "u32"), Binding("cache", "read_write", "act"))
+def cache_write(tokens: int, columns: int, *, cache_length: int, precision: str) -> Launch:
+    """Bindings: x act [T, columns], start, cache act [L, columns], columns = K * D. cache[start + t] = x[t]."""
+    width = vector_width(columns)
     kernel = Kernel(
-        "cache_write", "cache_write.wgsl", bindings, (("tokens", "u32"), ("width", "u32"), ("cache_length", "u32")),
-        defines=(("THREADS", _THREADS),), invocations=_THREADS,
-    )  # fmt: skip
-    return Launch(kernel, (tokens, width, cache_length), grid(ceil_div(tokens * width, _THREADS)))
+        name=f"cache_write_x{width}",
+        file="cache_write.wgsl",
+        bindings=(
+            Binding("x", "read", "act"),
+            Binding("start", "read", "u32"),
+            Binding("cache", "read_write", "act"),
+        ),
+        uniforms=(("tokens", "u32"), ("columns", "u32"), ("length", "u32")),
+        constants=(("WORKGROUP", _WORKGROUP),),
+        invocations=_WORKGROUP,
+        vector=width,
+    )
+    units = columns // width
+    return Launch(kernel, (tokens, units, cache_length), grid(ceil_div(tokens * units, _WORKGROUP)))
 
 
 def attention_cached(
-    tokens: int, heads: int, head_width: int, *, kv_heads: int, cache_length: int, scale: float, window: int | None, precision: str
+    tokens: int,
+    heads: int,
+    head_width: int,
+    *,
+    kv_heads: int,
+    cache_length: int,
+    scale: float,
+    window: int | None = None,
+    precision: str,
 ) -> Launch:
-    """Bindings: q act [T, H, D], cache_k, cache_v act [cache_length, K, D], start u32 [1], o act [T, H, D].
+    """Bindings: q, cache_k, cache_v, start, o.
 
-    Query t at position start + t sees the cache rows up to its own, the last `window` of them if there is one. One workgroup a query row
-    and head; its threads share the keys and combine their partial softmax sums in a fixed order.
+    The query at absolute position start + t sees cache rows 0 .. start + t, or the last `window` of them. window:
+    None or 0 for no limit.
     """
     if head_width > MAX_HEAD_WIDTH:
-        raise LimitExceeded(f"attention_cached: head width {head_width} is more than {MAX_HEAD_WIDTH}: use more, narrower heads")
-    names = ("tokens", "heads", "kv_heads", "cache_length", "window")
-    bindings = (
-        Binding("q", "read", "act"), Binding("cache_k", "read", "act"), Binding("cache_v", "read", "act"), Binding("start", "read", "u32"),
-        Binding("o", "read_write", "act"),
-    )  # fmt: skip
-    threads = 16
+        raise LimitExceeded(
+            f"attention_cached: head width {head_width} is more than the supported {MAX_HEAD_WIDTH}: "
+            "use more, narrower heads"
+        )
+    if heads % kv_heads:
+        raise ValueError(f"attention_cached: {heads} query heads cannot share {kv_heads} key heads evenly")
+    width = vector_width(head_width)
     kernel = Kernel(
-        f"attention_cached_d{head_width}", "attention_cached.wgsl", bindings, (*((n, "u32") for n in names), ("scale", "f32")),
-        defines=(("THREADS", threads), ("HEAD_WIDTH", head_width)), workgroup_storage=4 * threads * (head_width + 2), invocations=threads,
-    )  # fmt: skip
-    return Launch(kernel, (tokens, heads, kv_heads, cache_length, window or 0, scale), grid(tokens * heads))
+        name=f"attention_cached_d{head_width}",
+        file="attention_cached.wgsl",
+        bindings=(
+            Binding("q", "read", "act"),
+            Binding("cache_k", "read", "act"),
+            Binding("cache_v", "read", "act"),
+            Binding("start", "read", "u32"),
+            Binding("o", "read_write", "act"),
+        ),
+        uniforms=(("heads", "u32"), ("kv_heads", "u32"), ("vectors", "u32"), ("window", "u32"), ("scale", "f32")),
+        defines=(("WORKGROUP", _WORKGROUP), ("UNITS", head_width // width)),
+        workgroup_storage=4 * _WORKGROUP,
+        invocations=_WORKGROUP,
+        vector=width,
+    )
+    seen = min(window or cache_length, cache_length)
+    return Launch(kernel, (heads, kv_heads, tokens * heads, seen, scale), grid(tokens * heads))

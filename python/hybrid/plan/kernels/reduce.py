@@ -9,6 +9,7 @@ from hybrid.plan.kernels.base import Binding, Kernel, Launch, ceil_div, grid, ve
 
 _WORKGROUP = 64
 _REDUCE_WORKGROUP = 32
+_ALL_WORKGROUP = 128
 _MAX_BLOCKS = 64
 _MIN_BLOCK_ROWS = 16
 
@@ -58,3 +59,36 @@ def column_reduce(rows: int, columns: int, *, precision: str) -> Launch:
 
 def _block_rows(rows: int) -> int:
     return max(_MIN_BLOCK_ROWS, ceil_div(rows, _MAX_BLOCKS))
+
+
+def sum_all(elements: int, *, precision: str, element: str = "f32") -> Launch:
+    """Bindings: a of `element` [elements], y f32 [1]. y = sum(a)."""
+    return _all("sum_all", (Binding("a", "read", element),), elements, 1.0)
+
+
+def mean_all(elements: int, *, precision: str, element: str = "f32") -> Launch:
+    """Bindings: a of `element` [elements], y f32 [1]. y = sum(a) / elements."""
+    return _all("mean_all", (Binding("a", "read", element),), elements, 1.0 / elements)
+
+
+def mse(elements: int, *, precision: str) -> Launch:
+    """Bindings: a, b act [elements], y f32 [1]. y = sum((a - b)^2) / elements."""
+    return _all("mse", (Binding("a", "read", "act"), Binding("b", "read", "act")), elements, 1.0 / elements)
+
+
+def _all(name: str, inputs: tuple[Binding, ...], elements: int, factor: float) -> Launch:
+    """One workgroup over everything: these ops measure, and are no part of a training step's cost."""
+    width = vector_width(elements)
+    element = inputs[0].element
+    kernel = Kernel(
+        name=f"{name}_{element}_x{width}",
+        file="reduce_all.wgsl",
+        bindings=(*inputs, Binding("y", "read_write", "f32")),
+        uniforms=(("count", "u32"), ("factor", "f32")),
+        defines=(("WORKGROUP", _ALL_WORKGROUP),),
+        switches=frozenset({element.upper(), *(["MSE"] if len(inputs) == 2 else [])}),
+        workgroup_storage=4 * _ALL_WORKGROUP,
+        invocations=_ALL_WORKGROUP,
+        vector=width,
+    )
+    return Launch(kernel, (elements // width, factor), (1, 1, 1))
