@@ -166,14 +166,18 @@ class ReferenceSession:
         info = self._info
         if info is None or self._accumulated != info.microbatches:
             raise RuntimeError("inspect or apply: not all microbatches of the step have been accumulated")
-        nan_count = sum(int(np.count_nonzero(np.isnan(g))) for g in self._gradients.values())
-        inf_count = sum(int(np.count_nonzero(np.isinf(g))) for g in self._gradients.values())
         scale = self.scaler.step_scale()
         squares = sum(float(np.square(g, dtype=np.float64).sum()) for g in self._gradients.values())
-        norm = sqrt(squares) / scale if isfinite(squares) else None
+        nan_count = inf_count = 0
+        if not isfinite(squares):
+            nan_count = sum(int(np.count_nonzero(np.isnan(g))) for g in self._gradients.values())
+            inf_count = sum(int(np.count_nonzero(np.isinf(g))) for g in self._gradients.values())
+        # A device adds the squares up in float32: what that cannot hold is no usable norm here either.
+        limit = FLOAT32_MAX if self._wide is np.float32 else float("inf")
+        norm = sqrt(squares) / scale if isfinite(squares) and squares <= limit else None
         loss, nll = self._loss_sum / info.target_tokens, self._nll_sum / info.target_tokens
         loss_overflow = not (abs(loss) <= FLOAT32_MAX and abs(nll) <= FLOAT32_MAX)
-        overflow = self._overflow or loss_overflow or norm is None or bool(nan_count or inf_count)
+        overflow = self._overflow or loss_overflow or norm is None
         clips = not overflow and self.max_grad_norm > 0 and norm is not None and norm > self.max_grad_norm
         after = self._scaler_after(overflow)
         return StepResult(
@@ -196,12 +200,12 @@ class ReferenceSession:
     def _scaler_after(self, overflow: bool) -> DynamicLossScaler:
         after = DynamicLossScaler(self._loss_scaling)
         after.restore(self.scaler.state())
-        after.update(overflow)
+        after.update(overflow and after.overflow_check)
         return after
 
     def apply(self) -> None:
         result = self.inspect()
-        self.scaler.update(result.overflow)
+        self.scaler = self._scaler_after(result.overflow)
         before = time.perf_counter()
         if not result.overflow:
             self._optimizer_step = result.optimizer_step
