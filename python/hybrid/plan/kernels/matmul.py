@@ -1,0 +1,192 @@
+"""Matrix products with fused epilogues: `matmul_blocks.wgsl`, `matmul_any.wgsl`.
+
+    form "nt": C[M, N] = A[M, K] * B[N, K]^T     linear forward: x, weight [out, in]
+    form "nn": C[M, N] = A[M, K] * B[K, N]       gradient of the input: dy, weight
+    form "tn": C[M, N] = A[K, M]^T * B[K, N]     gradient of the weight: dy, x
+
+C = product (+ bias per column) (+ residual, laid out like C) (+ C itself). Elements are "act" or "f32" each; sums are
+f32. Every variant of a shape adds the same terms in the same order: four along K at a time, in ascending K. A variant
+is therefore a choice of speed, and a product is repeatable bit for bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hybrid.plan.kernels.base import Binding, Kernel, Launch, ceil_div, grid
+
+FORMS = ("nt", "nn", "tn")
+_UNIFORMS = tuple(
+    (name, "u32")
+    for name in ("m", "n", "k", "lda", "ldb", "ldc", "a_offset", "b_offset", "c_offset", "accumulate")
+)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """How a product is cut into threads and workgroups.
+
+    rows, columns: outputs of one thread; threads_m, threads_n: the workgroup.
+    """
+
+    rows: int
+    columns: int
+    threads_m: int
+    threads_n: int
+
+    @property
+    def invocations(self) -> int:
+        return self.threads_m * self.threads_n
+
+
+VARIANTS: dict[str, Variant] = {
+    "r8x8": Variant(8, 8, 2, 4),
+    "r8x16": Variant(8, 16, 2, 4),
+    "r16x8": Variant(16, 8, 2, 4),
+    "r16x16": Variant(16, 16, 2, 4),
+}
+_ANY = {"any1x4": Variant(1, 4, 1, 32), "any4x4": Variant(4, 4, 4, 8)}
+
+
+def product(
+    form: str,
+    m: int,
+    n: int,
+    k: int,
+    *,
+    a: str = "act",
+    b: str = "act",
+    c: str = "act",
+    bias: bool = False,
+    residual: bool = False,
+    accumulate: bool = False,
+    lda: int | None = None,
+    ldb: int | None = None,
+    ldc: int | None = None,
+    a_offset: int = 0,
+    b_offset: int = 0,
+    c_offset: int = 0,
+    variant: str | None = None,
+    precision: str,
+) -> Launch:
+    """One product. Bindings: a, b, (bias f32 [N]), (residual act, leading dimension and offset of C), c.
+
+    lda, ldb, ldc: elements from one row of the stored matrix to the next (default: its width). Offsets in elements.
+    variant: a name of VARIANTS; where the shape does not allow it (widths, leading dimensions or offsets that are no
+    multiples of 4, or fewer than 4 rows) the fallback is used whatever the name. ValueError for anything unknown.
+    """
+    _check(form, m, n, k, a, b, c)
+    lda = lda or (m if form == "tn" else k)
+    ldb = ldb or (k if form == "nt" else n)
+    ldc = ldc or n
+    bindings = [Binding("a", "read", a), Binding("b", "read", b)]
+    switches = {form.upper()}
+    if bias:
+        bindings.append(Binding("bias", "read", "f32"))
+        switches.add("BIAS")
+    if residual:
+        bindings.append(Binding("residual", "read", "act"))
+        switches.add("RESIDUAL")
+    bindings.append(Binding("c", "read_write", c))
+    switches |= {f"{name}_F32" for name, element in (("A", a), ("B", b), ("C", c)) if element == "f32"}
+
+    sizes = (m, n, k, lda, ldb, ldc, a_offset, b_offset, c_offset)
+    if not _vectors(form, *sizes):
+        return _fallback(form, bindings, switches, sizes, accumulate)
+    name = variant or variants(form, m, n, k)[0]
+    if name not in VARIANTS:
+        raise ValueError(f"matrix product variant {name!r}: expected one of {', '.join(VARIANTS)}")
+    cut = VARIANTS[name]
+    kernel = Kernel(
+        name=_name(form, name, switches),
+        file="matmul_blocks.wgsl",
+        bindings=tuple(bindings),
+        uniforms=_UNIFORMS,
+        defines=(
+            ("ROW_BLOCKS", cut.rows // 4),
+            ("COLUMN_BLOCKS", cut.columns // 4),
+            ("THREADS_M", cut.threads_m),
+            ("THREADS_N", cut.threads_n),
+        ),
+        switches=frozenset(switches),
+        invocations=cut.invocations,
+    )
+    return Launch(kernel, (*sizes, int(accumulate)), _grid(cut, m, n))
+
+
+def variants(form: str, m: int, n: int, k: int) -> tuple[str, ...]:
+    """Two to four sensible variants for this shape, best guess first."""
+    return ("r8x8", "r16x8")
+
+
+def tune_variants(form: str, m: int, n: int, k: int) -> tuple[str, ...]:
+    """What `hybrid tune` tries: every variant."""
+    return tuple(VARIANTS)
+
+
+def product_class(form: str, m: int, n: int, k: int, *, a: str = "act", b: str = "act", c: str = "act") -> str:
+    """The name under which the fastest variant is remembered: form, elements and size."""
+    size = m * n * k
+    bucket = "small" if size < 1 << 23 else "medium" if size < 1 << 27 else "large"
+    return f"matmul.{form}.{a}.{b}.{c}.{bucket}"
+
+
+def _check(form: str, m: int, n: int, k: int, a: str, b: str, c: str) -> None:
+    if form not in FORMS:
+        raise ValueError(f"matrix product form {form!r}: expected one of {FORMS}")
+    if min(m, n, k) < 1:
+        raise ValueError(f"matrix product {m} x {n} x {k}: every size must be at least 1")
+    for name, element in (("a", a), ("b", b), ("c", c)):
+        if element not in ("act", "f32"):
+            raise ValueError(f"matrix product element of {name} {element!r}: expected 'act' or 'f32'")
+
+
+def _vectors(
+    form: str, m: int, n: int, k: int, lda: int, ldb: int, ldc: int, a_offset: int, b_offset: int, c_offset: int
+) -> bool:
+    """Whether everything can move as vec4."""
+    if any(x % 4 for x in (n, k, lda, ldb, ldc, a_offset, b_offset, c_offset)):
+        return False
+    return lda >= ceil_div(m, 4) * 4 if form == "tn" else m >= 4
+
+
+def _fallback(
+    form: str, bindings: list[Binding], switches: set[str], sizes: tuple[int, ...], accumulate: bool
+) -> Launch:
+    """The kernel without preconditions; `wide` along K (nt) or N (nn, tn) when that dimension allows it."""
+    m, n, k, lda, ldb, ldc, a_offset, b_offset, c_offset = sizes
+    wide = (k, lda, ldb, a_offset, b_offset) if form == "nt" else (n, ldb, ldc, b_offset, c_offset)
+    width = 1 if any(x % 4 for x in wide) else 4
+    if form == "nt":
+        k, lda, ldb, a_offset, b_offset = (x // width for x in wide)
+    else:
+        n, ldb, ldc, b_offset, c_offset = (x // width for x in wide)
+    name = "any1x4" if m < 4 else "any4x4"
+    cut = _ANY[name]
+    kernel = Kernel(
+        name=_name(form, f"{name}_x{width}", switches),
+        file="matmul_any.wgsl",
+        bindings=tuple(bindings),
+        uniforms=_UNIFORMS,
+        defines=(
+            ("ROWS", cut.rows),
+            ("COLUMNS", cut.columns),
+            ("THREADS_M", cut.threads_m),
+            ("THREADS_N", cut.threads_n),
+        ),
+        switches=frozenset(switches),
+        invocations=cut.invocations,
+        vector=width,
+    )
+    uniforms = (m, n, k, lda, ldb, ldc, a_offset, b_offset, c_offset, int(accumulate))
+    return Launch(kernel, uniforms, _grid(cut, m, n))
+
+
+def _grid(cut: Variant, m: int, n: int) -> tuple[int, int, int]:
+    return grid(ceil_div(m, cut.rows * cut.threads_m) * ceil_div(n, cut.columns * cut.threads_n))
+
+
+def _name(form: str, variant: str, switches: set[str]) -> str:
+    """`matmul_nt_r8x8`, then what differs from act elements without epilogue."""
+    order = ("A_F32", "B_F32", "C_F32", "BIAS", "RESIDUAL")
+    return "_".join(("matmul", form, variant, *(s.lower().replace("_", "") for s in order if s in switches)))
