@@ -94,7 +94,8 @@ class BpeTokenizer(Tokenizer):
 class _RedecodingStream(StreamDecoder):
     """For vocabularies whose tokens have no bytes of their own (SentencePiece style): decodes the last tokens again
     with each new one, and gives out what was added. A character spans at most four byte tokens, so no more than that
-    is held back."""
+    is held back; byte tokens that are not UTF-8 may be repaired otherwise than in the text decoded as a whole.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         super().__init__(tokenizer)

@@ -168,6 +168,9 @@ def _remove_abandoned(target: Path) -> None:
     for leftover in target.parent.iterdir():
         if not leftover.name.startswith(_prefix(target)):
             continue
-        newest = max((path.stat().st_mtime for path in (leftover, *leftover.iterdir())), default=0.0)
+        try:
+            newest = max(path.stat().st_mtime for path in (leftover, *leftover.iterdir()))
+        except OSError:  # no folder, or another process has just finished with it
+            continue
         if time.time() - newest > ABANDONED_SECONDS:
             shutil.rmtree(leftover, ignore_errors=True)
