@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import pytest
 
 from hybrid.errors import ConfigError
+from hybrid.models.config import ModelConfig
+from hybrid.models.parameters import parameter_specs
 from hybrid.optim.adamw import ADAMW, step
 from hybrid.optim.groups import parameter_groups
 from hybrid.optim.schedules import learning_rate
@@ -33,6 +35,44 @@ def test_matrices_and_tables_decay_norms_and_biases_do_not():
     assert (decay.name, decay.decay, decay.names) == ("decay", True, (specs[0].name, specs[2].name, specs[5].name))
     assert (no_decay.name, no_decay.decay) == ("no_decay", False)
     assert no_decay.names == (specs[1].name, specs[3].name, specs[4].name)
+
+
+BLOCK = [f"self_attn.{part}_proj.weight" for part in "qkvo"]
+GATED = [f"mlp.{part}_proj.weight" for part in ("gate", "up", "down")]
+PLAIN = [f"mlp.{part}_proj.weight" for part in ("up", "down")]
+NORMS = ["input_layernorm.weight", "post_attention_layernorm.weight"]
+
+
+def in_layers(names):
+    return {f"model.layers.{layer}.{name}" for layer in (0, 1) for name in names}
+
+
+def test_every_parameter_of_a_llama_is_in_its_group():
+    cfg = ModelConfig(vocabulary_size=16, context_length=8, layers=2, width=8, heads=2, feed_forward_width=16)
+    decay, no_decay = parameter_groups(parameter_specs(cfg))
+    assert set(decay.names) == {"model.embed_tokens.weight", "lm_head.weight"} | in_layers(BLOCK + GATED)
+    assert set(no_decay.names) == {"model.norm.weight"} | in_layers(NORMS)
+
+
+def test_every_parameter_of_a_gpt2_is_in_its_group():
+    cfg = ModelConfig(
+        vocabulary_size=16,
+        context_length=8,
+        layers=2,
+        width=8,
+        heads=2,
+        feed_forward_width=16,
+        norm="layer_norm",
+        positions="learned",
+        activation="gelu",
+        bias=True,
+        tied_embeddings=True,
+    )
+    decay, no_decay = parameter_groups(parameter_specs(cfg))
+    tables = {"model.embed_tokens.weight", "model.embed_positions.weight"}
+    biases = [name.replace("weight", "bias") for name in BLOCK + PLAIN + NORMS]
+    assert set(decay.names) == tables | in_layers(BLOCK + PLAIN)
+    assert set(no_decay.names) == {"model.norm.weight", "model.norm.bias"} | in_layers(NORMS + biases)
 
 
 def test_there_are_two_groups_even_when_one_is_empty():

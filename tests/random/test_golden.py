@@ -189,5 +189,19 @@ def test_shuffles_are_golden_in_both_twins():
     assert [shuffle.sample(order["seed"], index, order["n"]) for index in range(24)] == order["samples"]
 
 
+def test_dropout_masks_are_golden_in_the_reference():
+    import numpy as np
+
+    from hybrid.backends.reference.kernels import dropout
+    from hybrid.random.streams import stream_key
+
+    for case in json.loads(FILE.read_text(encoding="utf-8"))["dropout"]:
+        keys = np.array([stream_key(case["seed"], f"dropout/{case['site']}")], dtype=np.uint32)
+        sample, step = (np.array([case[name]], dtype=np.uint32) for name in ("sample", "step"))
+        dropped = dropout(np.ones((1, 2, 11), np.float32), sample, step, keys, site=0, rate=case["rate"])
+        scale = np.float32(1 / (1 - case["rate"]))
+        assert (dropped.ravel() == np.array(case["keep"], dtype=np.float32) * scale).all()
+
+
 if __name__ == "__main__":
     FILE.write_text(json.dumps(document(), indent=1) + "\n", encoding="utf-8")

@@ -31,8 +31,10 @@ class DynamicLossScaler:
     """
 
     def __init__(self, config: dict[str, Any] | None = None) -> None:
-        """`config` holds fields of DEFAULTS; absent and None mean the default. ConfigError for an unknown or unusable
-        field."""
+        """`config` holds fields of DEFAULTS; absent and None mean the default.
+
+        ConfigError for an unknown field, and for a number that is not finite and above 0.
+        """
         given = config or {}
         for name in given:
             if name not in DEFAULTS:
@@ -69,8 +71,7 @@ class DynamicLossScaler:
             self.growth_counter = 0
 
     def powers_of_two(self) -> bool:
-        """Whether every scale the run can reach is a power of two, so that scaling in float32 is exact and a device
-        can do it."""
+        """Whether every scale the run can reach is a power of two: then scaling is exact, and a device can do it."""
         reachable = (self.scale, self.min_scale, self.max_scale, self.scale_factor, self.backoff_factor)
         return all(frexp(value)[0] == 0.5 for value in reachable)
 
@@ -79,8 +80,7 @@ class DynamicLossScaler:
         return {"scale": self.scale, "growthCounter": self.growth_counter}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from `state()`. CheckpointCorrupt when a field is missing or impossible; other fields are
-        ignored."""
+        """Continue from `state()`, ignoring other fields. CheckpointCorrupt for a missing or impossible value."""
         scale, counter = state.get("scale"), state.get("growthCounter")
         if not _positive(scale):
             raise CheckpointCorrupt(f"loss scaler state: scale is {scale!r}, expected a finite number above 0")

@@ -53,8 +53,8 @@ class _Refused(Exception):
 
 
 def validate_entry(entry: Any, generation: str | None = None) -> None:
-    """ContractMismatch with the validator's message when `entry` breaks the schema of `generation`; None means of
-    either.
+    """ContractMismatch with the validator's message when `entry` breaks the schema of `generation` (None: of
+    either).
     """
     for name in GENERATIONS if generation is None else (generation,):
         message = entry_error(entry, name)
@@ -63,9 +63,7 @@ def validate_entry(entry: Any, generation: str | None = None) -> None:
 
 
 def entry_error(entry: Any, generation: str) -> str | None:
-    """The first fault of an entry in the order in which the runner looks for them, in its words; None when there is
-    none.
-    """
+    """The first fault of an entry in the runner's order and words; None when there is none."""
     try:
         if not isinstance(entry, Mapping):
             raise _Refused("entry must be an object.")

@@ -34,8 +34,9 @@ _FORMATS = {"f32": ("f", 4), "f16": ("e", 2)}
 
 @dataclass(frozen=True)
 class RecordTensor:
-    """One tensor of a record: `key` "<group>[<index>]", `role` "param", "m" or "v", `data` little-endian and
-    unpadded.
+    """One tensor of a record.
+
+    key: "<group>[<index>]". role: "param", "m" or "v". dtype: "f32" or "f16". data: little-endian, without the padding.
     """
 
     key: str

@@ -40,8 +40,7 @@ def stable_hash(value: Any) -> str:
 
 
 def number_text(number: float) -> str:
-    """ECMAScript's Number::toString for a finite number: the shortest digits that round-trip, in JavaScript's
-    notation."""
+    """ECMAScript's Number::toString of a finite number: the shortest digits that round-trip, in its notation."""
     if number == 0:
         return "0"
     sign = "-" if number < 0 else ""

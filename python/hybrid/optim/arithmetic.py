@@ -15,8 +15,7 @@ _SINE = tuple((-1) ** k / factorial(2 * k + 1) for k in range(8, -1, -1))
 
 
 def power(base: float, exponent: int) -> float:
-    """`base` to a non-negative integer power by squaring, from the lowest bit up; relative error about exponent *
-    2^-53."""
+    """`base` to a non-negative integer power, by squaring from the lowest bit; relative error < exponent * 2^-52."""
     result = 1.0
     square = base
     while exponent > 0:

@@ -16,8 +16,7 @@ OPTIMIZERS = ("adam", "adamw")
 
 @dataclass(frozen=True)
 class SchedulerSettings:
-    """See `schedules` for what each type does with them. Steps are optimizer steps; total_steps counts those after
-    the warm-up."""
+    """See `schedules`. Steps are optimizer steps; total_steps counts those after the warm-up."""
 
     enabled: bool = False
     type: str = "constant"
@@ -32,8 +31,7 @@ class SchedulerSettings:
 
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """Adam or AdamW. Both names mean one rule, with decoupled weight decay; the difference is what weight_decay is
-    set to."""
+    """Adam or AdamW: two names of one rule with decoupled weight decay, which is 0 unless it is set."""
 
     type: str = "adam"
     lr: float = DEFAULT_LR
@@ -53,8 +51,10 @@ class OptimizerSettings:
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> OptimizerSettings:
-        """From the configuration's keys; absent and None mean the default. ConfigError for unknown keys and
-        impossible values."""
+        """From the configuration's keys; absent and None mean the default.
+
+        ConfigError for unknown keys (with the nearest known one) and for impossible values.
+        """
         settings = _fill(cls, document, "optimizer")
         scheduler = settings.pop("scheduler", None)
         if scheduler is not None:

@@ -1,5 +1,6 @@
-"""Philox 4x32-10, the counter-based generator behind every stream (Salmon et al., "Parallel random numbers: as easy
-as 1, 2, 3", 2011).
+"""Philox 4x32-10, the counter-based generator behind every stream.
+
+Source: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", 2011.
 
 A block of four 32-bit words is a pure function of a 128-bit counter and a 64-bit key: nothing is stored, so any
 element of any stream can be computed anywhere, in any order.

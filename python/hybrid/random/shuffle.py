@@ -38,8 +38,7 @@ def permute(index: int, n: int, key: Key) -> int:
 
 
 def sample_position(index: int, n: int) -> tuple[int, int]:
-    """(epoch, position within the epoch) of global sample `index`, which counts over the whole run, in a data set of
-    n."""
+    """(epoch, position in it) of global sample `index`, counted over the whole run, in a data set of n samples."""
     half_bits(n)
     if index < 0:
         raise DataContractError(
