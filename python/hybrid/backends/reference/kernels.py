@@ -152,7 +152,8 @@ def _score_chunks(
         chunk = slice(start, min(start + step, pairs))
         seen = _visible(segment_ids[np.arange(chunk.start, chunk.stop) // kv_heads], window)
         scores = (q[chunk] * q.dtype.type(scale)) @ k[chunk].swapaxes(-1, -2)
-        yield chunk, np.where(seen[:, None], scores, q.dtype.type(-np.inf))
+        np.copyto(scores, -np.inf, where=~seen[:, None])
+        yield chunk, scores
 
 
 def attention(
@@ -310,7 +311,9 @@ def swiglu(gate: Array, up: Array) -> Array:
 
 
 def swiglu_grad(gate: Array, up: Array, dy: Array) -> tuple[Array, Array]:
-    return silu_grad(gate, dy * up), dy * silu(gate)
+    s = sigmoid(gate)
+    active = gate * s
+    return dy * up * (s + active * (1.0 - s)), dy * active
 
 
 def dropout(x: Array, sample_ids: Ids, data_step: Ids, dropout_keys: Ids, *, site: int, rate: float) -> Array:
