@@ -9,18 +9,20 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import pkgutil
 import sys
 import traceback
 from collections.abc import Sequence
 
 from hybrid import __version__
+from hybrid.cli import commands
 from hybrid.cli.parser import Parser
-from hybrid.errors import EXIT_DONE, EXIT_FAILED, EXIT_USAGE, ContractMismatch, HybridError
+from hybrid.errors import EXIT_DONE, EXIT_FAILED, EXIT_USAGE, HybridError
 
-# One module of `hybrid.cli.commands` a command, in the order of the help text. Each has `register(subparsers)`, which
-# adds its parser with `hybrid.cli.parser.add_command` and sets `run`, a function of the parsed arguments that returns
-# an exit code.
-COMMANDS = ("train", "sample", "evaluate", "data", "checkpoint", "doctor")
+# The order of the help text. Every module of `hybrid.cli.commands` is a command; those not named here follow by name.
+# Each has `register(subparsers)`, which adds its parser with `hybrid.cli.parser.add_command` and sets `run`, a
+# function of the parsed arguments that returns an exit code.
+FIRST = ("train", "sample", "evaluate", "data", "checkpoint", "doctor")
 
 EXIT_INTERRUPTED = 130
 
@@ -34,7 +36,8 @@ def build_parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"hybrid {__version__}")
     subparsers = parser.add_subparsers(metavar="COMMAND", parser_class=Parser)
-    for name in COMMANDS:
+    others = sorted({module.name for module in pkgutil.iter_modules(commands.__path__)} - set(FIRST))
+    for name in (*FIRST, *others):
         importlib.import_module(f"hybrid.cli.commands.{name}").register(subparsers)
     return parser
 
@@ -45,14 +48,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     debug = "--debug" in words or bool(os.environ.get("HYBRID_DEBUG"))
     try:
         parser = build_parser()
-        parsed = parser.parse_args(words)
+        parsed = parser.parse(words)
         if not hasattr(parsed, "run"):
             getattr(parsed, "parser", parser).print_help(sys.stderr)
             return EXIT_USAGE
         code: int = parsed.run(parsed)
         return code
     except HybridError as error:
-        report(error)
+        print(f"hybrid: {error}", file=sys.stderr)
         if debug:
             traceback.print_exc()
         return error.exit_code
@@ -71,15 +74,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             print("  run it again with --debug for the traceback", file=sys.stderr)
         return EXIT_FAILED
-
-
-def report(error: HybridError) -> None:
-    """Say what went wrong on standard error; for a refusal also how saved and current values differ."""
-    print(f"hybrid: {error}", file=sys.stderr)
-    if isinstance(error, ContractMismatch) and error.differences:
-        from rich.console import Console
-
-        from hybrid.cli.tables import differences_table
-
-        console = Console(stderr=True, soft_wrap=True)
-        console.print(differences_table(error.differences))

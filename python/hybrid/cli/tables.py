@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 
 from rich import box
@@ -17,12 +16,6 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
     for row in rows:
         result.add_row(*(_escape(value) for value in row))
     return result
-
-
-def differences_table(differences: Iterable[tuple[str, object, object]]) -> Table:
-    """Field, saved value, current value."""
-    rows = ((name, json.dumps(saved), json.dumps(current)) for name, saved, current in differences)
-    return table(("field", "saved", "current"), rows)
 
 
 def _escape(value: object) -> str:

@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from hybrid.checkpoint.finding import resolve
+from hybrid.checkpoint.loading import read_manifest
 from hybrid.errors import ConfigError
 
 RUN_FILE = "run.json"
@@ -64,3 +66,16 @@ def new_run_dir(wanted: Path) -> Path:
             return candidate
         except FileExistsError:
             number += 1
+
+
+def saved_settings(run_dir: Path | None, resume: object) -> Facts | None:
+    """The settings that a run was last given: from the folder's run.json, else from the checkpoint that it resumes
+    from.
+
+    None where nothing is saved. Errors: ConfigError, CheckpointNotFound, CheckpointCorrupt.
+    """
+    facts = (read_run_file(run_dir) if run_dir is not None else None) or {}
+    settings = facts.get("config")
+    if settings is None and isinstance(resume, Path):
+        settings = read_manifest(resolve(resume).path).config
+    return settings

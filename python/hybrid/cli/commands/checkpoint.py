@@ -1,0 +1,130 @@
+"""`hybrid checkpoint show|verify|diff|list`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from hybrid.cli.parser import Subparsers, add_command, add_group
+
+
+def register(subparsers: Subparsers) -> None:
+    """Add the commands."""
+    group = add_group(subparsers, "checkpoint", "show, verify, compare and list checkpoints")
+    for name, summary, run in (
+        ("show", "what a checkpoint says about itself", show),
+        ("verify", "read and check every byte of a checkpoint", verify),
+        ("list", "the checkpoints of a run, whole and broken ones", list_all),
+    ):
+        parser = add_command(group, name, summary)
+        what = "RUN" if name == "list" else "RUN|CHECKPOINT"
+        parser.add_argument("path", metavar=what, type=Path)
+        _json_option(parser)
+        parser.set_defaults(run=run)
+    parser = add_command(group, "diff", "in which settings, counters and tensors two checkpoints differ")
+    parser.add_argument("a", metavar="A", type=Path)
+    parser.add_argument("b", metavar="B", type=Path)
+    _json_option(parser)
+    parser.set_defaults(run=diff)
+
+
+def _json_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
+
+
+def show(arguments: argparse.Namespace) -> int:
+    """`checkpoint show`."""
+    from hybrid.checkpoint import diff as reports
+
+    report = reports.show(arguments.path)
+    if arguments.json:
+        print(json.dumps(report))
+        return 0
+    manifest = report["manifest"]
+    progress, lineage = manifest["progress"], manifest["lineage"]
+    _facts(
+        {
+            "checkpoint": report["path"],
+            "step": f"{progress['step']:,} ({progress['tokens']:,} tokens; epoch {progress['epoch']})",
+            "parameters": f"{report['parameters']:,} in {sum(len(t) for t in report['tensors'].values())} tensors",
+            "run": f"{lineage['runId']}, checkpoint {lineage['sequence']}, made by {lineage['runtime']}",
+            "trained from": lineage["previousCheckpointHash"] or "nothing",
+            "stateHash": manifest["stateHash"],
+            "checkpointHash": manifest["checkpointHash"],
+            **{name: value for name, value in manifest["hashes"].items() if value is not None},
+            "accepted changes": ", ".join(audit["field"] for audit in manifest["resumeAudits"]) or "none",
+            **({"not listed": ", ".join(report["unlisted"])} if report["unlisted"] else {}),
+        }
+    )
+    return 0
+
+
+def verify(arguments: argparse.Namespace) -> int:
+    """`checkpoint verify`."""
+    from hybrid.checkpoint import diff as reports
+    from hybrid.training.view import bytes_text
+
+    report = reports.verify(arguments.path)
+    if arguments.json:
+        print(json.dumps(report))
+    else:
+        size = bytes_text(sum(file["size"] for file in report["files"].values()))
+        print(f"{report['path']}: every byte is what was saved ({report['tensors']} tensors, {size})")
+    return 0
+
+
+def list_all(arguments: argparse.Namespace) -> int:
+    """`checkpoint list`."""
+    from hybrid.checkpoint import diff as reports
+    from hybrid.contracts.javascript import iso_time
+    from hybrid.training.view import bytes_text
+
+    report = reports.list_checkpoints(arguments.path)
+    if arguments.json:
+        print(json.dumps(report))
+        return 0
+    rows = []
+    for entry in report:
+        whole = entry["status"] == "complete"
+        size = bytes_text(entry["size"]) if whole else ""
+        saved = iso_time(entry["timestamp_ms"]) if whole else ""
+        rows.append((entry["step"], entry["status"], saved, size, entry["path"] if whole else entry["detail"]))
+    _table(("step", "status", "saved", "size", "where"), rows)
+    return 0
+
+
+def diff(arguments: argparse.Namespace) -> int:
+    """`checkpoint diff`."""
+    from hybrid.checkpoint import diff as reports
+
+    report = reports.diff(arguments.a, arguments.b)
+    if arguments.json:
+        print(json.dumps(report))
+        return 0
+    print("same state" if report["same_state"] else "different states")
+    if report["values"]:
+        _table(("field", "a", "b"), [(name, *map(json.dumps, pair)) for name, pair in report["values"].items()])
+    rows = [
+        (file, name, ", ".join(f"{key} {value}" for key, value in facts.items()))
+        for file, tensors in report["tensors"].items()
+        for name, facts in tensors.items()
+    ]
+    if rows:
+        _table(("file", "tensor", "difference"), rows)
+    return 0
+
+
+def _facts(facts: dict[str, Any]) -> None:
+    width = max(len(name) for name in facts)
+    for name, value in facts.items():
+        print(f"{name:<{width}}  {value}")
+
+
+def _table(columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
+    from rich.console import Console
+
+    from hybrid.cli.tables import table
+
+    Console(soft_wrap=True).print(table(columns, rows))

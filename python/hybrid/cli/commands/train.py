@@ -1,0 +1,128 @@
+"""`hybrid train`: train a model, or go on with a run."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hybrid.cli.parser import Subparsers, add_backend_options, add_command, add_set_option, flags
+
+if TYPE_CHECKING:
+    from hybrid.training.start import Request
+
+DESCRIPTION = """\
+Train a model. Without arguments: a small Llama-style model on the source files of Python's standard
+library, in runs/stdlib-tiny.
+
+Settings come from a preset, then CONFIG (TOML or JSON), then --set, then the options below; docs/configuration.md
+lists them. A run folder that holds checkpoints goes on from its newest one; so the same command, given
+again after a stop, continues.
+
+exit codes: 0 finished, 1 failed, 2 usage or configuration, 3 refused (the checkpoint disagrees),
+4 alert, 75 stopped on request after saving (start it again)"""
+
+
+def register(subparsers: Subparsers) -> None:
+    """Add the command."""
+    parser = add_command(subparsers, "train", "train a model, or go on with a run", DESCRIPTION)
+    parser.add_argument("config", metavar="CONFIG", nargs="?", type=Path, help="settings: a .toml or .json file")
+    parser.add_argument("--preset", metavar="NAME", help="what the settings start from (default: stdlib-tiny)")
+    add_backend_options(parser)
+    parser.add_argument("--run-dir", metavar="DIR", type=Path, help="the run's folder (default: runs/NAME)")
+    parser.add_argument("--steps", metavar="N", type=int, help="optimizer steps of the whole run")
+    parser.add_argument("--seed", metavar="N", type=int, help="of initial weights, data order and dropout")
+    parser.add_argument(
+        "--resume", metavar="auto|never|PATH", default="auto",
+        help="go on from the run's newest checkpoint (auto, the default), begin a new run (never), or go on from PATH",
+    )  # fmt: skip
+    parser.add_argument(
+        "--accept-change", metavar="FIELD", action="append", default=[], dest="accepted",
+        help="a field in which the run may differ from its checkpoint; can be repeated, and needs --reason",
+    )  # fmt: skip
+    parser.add_argument("--reason", metavar="TEXT", help="why; it is recorded in the run's lineage")
+    add_set_option(parser)
+    parser.add_argument(
+        "--dry-run", action="store_true", help="check data, settings, resume and memory, and train nothing"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="one JSON object a line on standard output, and nothing else"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the command; the exit code."""
+    from hybrid.cli.views import choose_view
+    from hybrid.errors import HybridError
+    from hybrid.training.dry_run import dry_run, dry_run_text
+    from hybrid.training.runner import train
+    from hybrid.training.signals import StopFlag
+    from hybrid.training.start import Services
+
+    view = choose_view(arguments.json)
+    try:
+        request = make_request(arguments)
+        services = Services(view=view, stop=StopFlag(request.config.run.max_hours))
+        if arguments.dry_run:
+            with services.stop.installed():
+                facts = dry_run(request, services)
+            if arguments.json:
+                view.event("dry-run", facts)
+            else:
+                print(dry_run_text(facts))
+            return 0
+        return train(request, services).exit_code
+    except HybridError as error:
+        if arguments.json:
+            view.event("error", error_facts(error))
+        raise
+
+
+def error_facts(error: Exception) -> dict[str, Any]:
+    """An error as an event: its class, message, exit code, and the differences of a refusal."""
+    differences = [list(row) for row in getattr(error, "differences", ())]
+    return {
+        "error": type(error).__name__,
+        "message": str(error),
+        "exitCode": getattr(error, "exit_code", 1),
+        **({"differences": differences} if differences else {}),
+    }
+
+
+def make_request(arguments: argparse.Namespace) -> Request:
+    """What the command line asks for. Raises ConfigError, CheckpointNotFound and CheckpointCorrupt; makes no folder
+    but that of `--resume never`."""
+    from hybrid.config.loading import load_config
+    from hybrid.training.run_files import RUNS, new_run_dir, saved_settings
+    from hybrid.training.start import Request
+
+    resume: Any = arguments.resume if arguments.resume in ("auto", "never") else Path(arguments.resume)
+    run_dir: Path | None = arguments.run_dir
+    if run_dir is None and isinstance(resume, Path):
+        run_dir, resume = place_of(resume)
+    config = load_config(
+        arguments.config,
+        arguments.preset,
+        arguments.assignments,
+        flags(arguments, backend="backend.name", adapter="backend.adapter", steps="run.steps", seed="run.seed"),
+        base=saved_settings(run_dir, resume),
+    )
+    if run_dir is None:
+        run_dir = RUNS / config.run.name
+        if resume == "never" and not arguments.dry_run:
+            run_dir = new_run_dir(run_dir)
+    return Request(config, run_dir, resume, tuple(arguments.accepted), arguments.reason)
+
+
+def place_of(path: Path) -> tuple[Path, Any]:
+    """(run folder, what to resume) for `--resume PATH` without --run-dir: the run itself where PATH is its newest
+    checkpoint, else a new folder beside it."""
+    from hybrid.checkpoint import finding
+
+    ref = finding.resolve(path)
+    owner = ref.path.parent.parent
+    newest = finding.newest(ref.path.parent)
+    if newest is not None and newest.path == ref.path:
+        return owner, "auto"
+    return owner.with_name(f"{owner.name}-from-{ref.step}"), ref.path

@@ -1,0 +1,63 @@
+"""Everything that can be checked without a step: data, settings, resume, and whether it fits on the device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hybrid.models.parameters import count_parameters
+from hybrid.training.evaluation import prompt_ids
+from hybrid.training.start import Request, Services, prepare_run, settings_of
+from hybrid.training.view import bytes_text
+
+
+def dry_run(request: Request, services: Services) -> dict[str, Any]:
+    """What a run would begin with. Builds missing data, sets a session up and closes it; the run folder is left alone.
+
+    Errors: those that the run itself would meet before its first step.
+    """
+    prepared, _ = prepare_run(request, services)
+    if prepared.config.sampling.every:
+        prompt_ids(prepared.data.tokenizer, prepared.config.sampling.prompt)
+    services.phase("warm-up")
+    session = services.make_session(prepared.config, services.note)
+    try:
+        describe, memory = session.describe(), session.memory()
+    finally:
+        session.close()
+    data = prepared.data
+    return {
+        "runDir": str(request.run_dir),
+        "step": prepared.start.step,
+        "steps": prepared.steps,
+        "resumesFrom": prepared.start.parent,
+        "acceptedChanges": [audit["field"] for audit in prepared.audits],
+        "backend": describe,
+        "parameters": count_parameters(prepared.model),
+        "memory": memory,
+        "data": {
+            "store": str(data.store.path),
+            "train": data.train.describe(),
+            "validation": None if data.validation is None else data.validation.describe(),
+            "fingerprint": data.fingerprint,
+        },
+        "hashes": prepared.hashes.to_json(),
+        "config": settings_of(prepared),
+    }
+
+
+def dry_run_text(facts: dict[str, Any]) -> str:
+    """The report for people."""
+    resumed = facts["resumesFrom"]
+    backend, train, validation = facts["backend"], facts["data"]["train"], facts["data"]["validation"]
+    held_out = "none" if validation is None else f"{validation['ledger']['rows']:,} samples"
+    arenas = ", ".join(f"{name} {bytes_text(size)}" for name, size in facts["memory"].items() if name != "total")
+    lines = [
+        f"run folder: {facts['runDir']}",
+        f"start: step {facts['step']} of {facts['steps']}" + (f", from {resumed['path']}" if resumed else ""),
+        f"model: {facts['parameters']:,} parameters",
+        f"data: {train['ledger']['rows']:,} training samples in {facts['data']['store']}; validation: {held_out}",
+        f"backend: {backend['backend']}, {backend['precision']}",
+        f"memory: {bytes_text(facts['memory']['total'])} ({arenas})",
+        "all checks passed; nothing was trained",
+    ]
+    return "\n".join(lines)
