@@ -8,13 +8,13 @@ struct Uniforms {
 @group(0) @binding(1) var<storage, read> x: array<act>;
 @group(0) @binding(2) var<storage, read_write> y: array<act>;
 
-@compute @workgroup_size(THREADS)
+@compute @workgroup_size(WORKGROUP)
 fn main(
   @builtin(workgroup_id) group: vec3<u32>,
   @builtin(num_workgroups) groups: vec3<u32>,
   @builtin(local_invocation_index) thread: u32,
 ) {
-  let index = workgroup_index(group, groups) * THREADS + thread;
+  let index = workgroup_index(group, groups) * WORKGROUP + thread;
   if (index >= u.rows * u.columns) { return; }
   let row = index / u.columns;
   let column = index % u.columns;

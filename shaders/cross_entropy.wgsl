@@ -26,9 +26,9 @@ struct Uniforms { rows: u32, columns: u32 }
 const IGNORE: u32 = 0xffffffffu;
 const LOWEST: f32 = -3.4028234e38;
 
-var<workgroup> maxima: array<f32, THREADS>;
-var<workgroup> sums: array<f32, THREADS>;
-var<workgroup> not_finite: array<u32, THREADS>;
+var<workgroup> maxima: array<f32, WORKGROUP>;
+var<workgroup> sums: array<f32, WORKGROUP>;
+var<workgroup> not_finite: array<u32, WORKGROUP>;
 
 fn largest(v: wide) -> f32 {
   var result = LOWEST;
@@ -36,7 +36,8 @@ fn largest(v: wide) -> f32 {
   return result;
 }
 
-// The bits of an element that is NaN or infinite, else 0. Kept as bits: a compiler may assume that such values do not exist.
+// The bits of an element that is NaN or infinite, else 0. Kept as bits: a compiler may assume that such values do
+// not exist.
 fn not_finite_bits(v: wide) -> u32 {
   var result = 0u;
   for (var i = 0u; i < WIDTH; i++) {
@@ -54,7 +55,7 @@ fn lane(v: wide, i: u32) -> f32 {
 //#endif
 }
 
-@compute @workgroup_size(THREADS)
+@compute @workgroup_size(WORKGROUP)
 fn main(
   @builtin(workgroup_id) group: vec3<u32>,
   @builtin(num_workgroups) groups: vec3<u32>,
@@ -66,7 +67,7 @@ fn main(
   var high = LOWEST;
   var sum = 0.0;
   var bad = 0u;
-  for (var c = thread; c < u.columns; c += THREADS) {
+  for (var c = thread; c < u.columns; c += WORKGROUP) {
     let v = logits[base + c];
     bad = max(bad, not_finite_bits(v));
     let next = max(high, largest(v));
@@ -78,13 +79,13 @@ fn main(
   not_finite[thread] = bad;
   workgroupBarrier();
   high = maxima[0];
-  for (var k = 1u; k < THREADS; k++) {
+  for (var k = 1u; k < WORKGROUP; k++) {
     high = max(high, maxima[k]);
     bad = max(bad, not_finite[k]);
   }
   bad = max(bad, not_finite[0]);
   sum = 0.0;
-  for (var k = 0u; k < THREADS; k++) { sum += sums[k] * exp(maxima[k] - high); }
+  for (var k = 0u; k < WORKGROUP; k++) { sum += sums[k] * exp(maxima[k] - high); }
   var log_sum = high + log(sum);
   if (bad != 0u) { log_sum = bitcast<f32>(bad); }
   let label = targets[row];
@@ -94,10 +95,10 @@ fn main(
   let chosen = lane(logits[base + at / WIDTH], at % WIDTH);
 //#if GRADIENT
   // Every thread has read the target's logit before one of them replaces it.
-  workgroupBarrier();
+  storageBarrier();
   let upstream = drows[row];
   let weight = (1.0 + 2.0 * z * log_sum) * upstream;
-  for (var c = thread; c < u.columns; c += THREADS) {
+  for (var c = thread; c < u.columns; c += WORKGROUP) {
     if (counts) {
       var d = exp(logits[base + c] - log_sum) * weight;
       if (c == at / WIDTH) { d = d - one_hot(at % WIDTH) * upstream; }

@@ -1,5 +1,6 @@
-// Dropout with a mask drawn from Philox 4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"): four elements of one
-// sample share the block (element / 4, sample, step, 0). The mask depends on nothing else, so any split of a batch draws the same one.
+// Dropout with a mask drawn from Philox 4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"):
+// four elements of one sample share the block (element / 4, sample, step, 0). The mask depends on nothing else, so
+// any split of a batch draws the same one.
 
 struct Uniforms { samples: u32, elements: u32, blocks: u32, site: u32, threshold: u32, factor: f32 }
 
@@ -33,13 +34,13 @@ fn philox(start: vec4<u32>, start_key: vec2<u32>) -> vec4<u32> {
   return c;
 }
 
-@compute @workgroup_size(THREADS)
+@compute @workgroup_size(WORKGROUP)
 fn main(
   @builtin(workgroup_id) group: vec3<u32>,
   @builtin(num_workgroups) groups: vec3<u32>,
   @builtin(local_invocation_index) thread: u32,
 ) {
-  let index = workgroup_index(group, groups) * THREADS + thread;
+  let index = workgroup_index(group, groups) * WORKGROUP + thread;
   if (index >= u.samples * u.blocks) { return; }
   let sample = index / u.blocks;
   let block = index % u.blocks;

@@ -1,5 +1,5 @@
-// Functions of one, two or three tensors, element by element. A switch named after the function chooses it; UNARY, BINARY and GATED say how
-// many tensors it takes. `count` is in units of `wide`.
+// Functions of one, two or three tensors, element by element. A switch named after the function chooses it; UNARY,
+// BINARY and GATED say how many tensors it takes. `count` is in units of `wide`.
 
 struct Uniforms { count: u32, factor: f32 }
 
@@ -31,21 +31,23 @@ struct Uniforms { count: u32, factor: f32 }
 @group(0) @binding(5) var<storage, read_write> z: array<wide_act>;
 //#endif
 
-fn sigmoid(v: wide) -> wide { return 1.0 / (1.0 + exp(-v)); }
+// Clamped where the result is 1 or as good as 0, because an exponential that overflows may come out as anything.
+// NaN stays NaN in what is computed from it: the callers multiply by v.
+fn sigmoid(v: wide) -> wide { return 1.0 / (1.0 + exp(-clamp(v, wide(-80.0), wide(80.0)))); }
 
-// tanh of the inner function of gelu; beyond 15 it is 1 to the last bit, and some drivers overflow.
-fn gelu_tanh(v: wide) -> wide {
-  let inner = 0.7978845608028654 * (v + 0.044715 * v * v * v);
-  return tanh(clamp(inner, wide(-15.0), wide(15.0)));
-}
+// gelu(v) = v/2 * (1 + tanh(t)) = v * sigmoid(2t), t = sqrt(2/pi) * (v + 0.044715 v^3).
+fn gelu_gate(v: wide) -> wide { return sigmoid(1.5957691216057308 * v * (1.0 + 0.044715 * v * v)); }
 
-@compute @workgroup_size(THREADS)
+// max(v, 0) in a form that lets NaN through, so that a run that diverges is seen to.
+fn rectified(v: wide) -> wide { return select(v, wide(), v < wide()); }
+
+@compute @workgroup_size(WORKGROUP)
 fn main(
   @builtin(workgroup_id) group: vec3<u32>,
   @builtin(num_workgroups) groups: vec3<u32>,
   @builtin(local_invocation_index) thread: u32,
 ) {
-  let i = workgroup_index(group, groups) * THREADS + thread;
+  let i = workgroup_index(group, groups) * WORKGROUP + thread;
   if (i >= u.count) { return; }
 //#if BROADCAST
   y[i] = wide(a[0]);
@@ -70,12 +72,12 @@ fn main(
 //#endif
 //#if GELU
   let v = wide(a[i]);
-  y[i] = to_wide_act(0.5 * v * (1.0 + gelu_tanh(v)));
+  y[i] = to_wide_act(v * gelu_gate(v));
 //#endif
 //#if GELU_GRAD
   let v = wide(a[i]);
-  let t = gelu_tanh(v);
-  let slope = 0.5 * (1.0 + t) + 0.5 * v * (1.0 - t * t) * 0.7978845608028654 * (1.0 + 3.0 * 0.044715 * v * v);
+  let s = gelu_gate(v);
+  let slope = s + v * s * (1.0 - s) * 1.5957691216057308 * (1.0 + 3.0 * 0.044715 * v * v);
   y[i] = to_wide_act(wide(b[i]) * slope);
 //#endif
 //#if SILU
@@ -88,11 +90,11 @@ fn main(
   y[i] = to_wide_act(wide(b[i]) * s * (1.0 + v * (1.0 - s)));
 //#endif
 //#if RELU2
-  let v = max(wide(a[i]), wide());
+  let v = rectified(wide(a[i]));
   y[i] = to_wide_act(v * v);
 //#endif
 //#if RELU2_GRAD
-  y[i] = to_wide_act(wide(b[i]) * 2.0 * max(wide(a[i]), wide()));
+  y[i] = to_wide_act(wide(b[i]) * 2.0 * rectified(wide(a[i])));
 //#endif
 //#if SWIGLU
   let v = wide(a[i]);

@@ -1,5 +1,5 @@
-// Adds to each table row that the batch used the sum of its positions' gradients. One thread owns one `wide` of one distinct row and adds
-// its positions in order.
+// Adds to each table row that the batch used the sum of its positions' gradients. One thread owns one `wide` of one
+// distinct row and adds its positions in order.
 
 struct Uniforms { rows: u32, columns: u32, row_begin: u32, row_count: u32 }
 
@@ -11,13 +11,13 @@ struct Uniforms { rows: u32, columns: u32, row_begin: u32, row_count: u32 }
 @group(0) @binding(5) var<storage, read> distinct: array<u32>;
 @group(0) @binding(6) var<storage, read_write> gradient: array<wide>;
 
-@compute @workgroup_size(THREADS)
+@compute @workgroup_size(WORKGROUP)
 fn main(
   @builtin(workgroup_id) group: vec3<u32>,
   @builtin(num_workgroups) groups: vec3<u32>,
   @builtin(local_invocation_index) thread: u32,
 ) {
-  let index = workgroup_index(group, groups) * THREADS + thread;
+  let index = workgroup_index(group, groups) * WORKGROUP + thread;
   let row = index / u.columns;
   if (row >= min(distinct[0], u.rows)) { return; }
   let id = row_ids[row];

@@ -7,10 +7,10 @@ struct Uniforms { quads: u32, first_record: u32, records: u32 }
 @group(0) @binding(1) var<storage, read> gradients: array<vec4<f32>>;
 @group(0) @binding(2) var<storage, read_write> partials: array<vec4<u32>>;
 
-var<workgroup> squares: array<f32, THREADS>;
-var<workgroup> counts: array<vec2<u32>, THREADS>;
+var<workgroup> squares: array<f32, WORKGROUP>;
+var<workgroup> counts: array<vec2<u32>, WORKGROUP>;
 
-@compute @workgroup_size(THREADS)
+@compute @workgroup_size(WORKGROUP)
 fn main(
   @builtin(workgroup_id) group: vec3<u32>,
   @builtin(num_workgroups) groups: vec3<u32>,
@@ -23,7 +23,7 @@ fn main(
   var sum = vec4<f32>();
   var nans = vec4<u32>();
   var infinities = vec4<u32>();
-  for (var i = first + thread; i < end; i += THREADS) {
+  for (var i = first + thread; i < end; i += WORKGROUP) {
     let g = gradients[i];
     let magnitude = bitcast<vec4<u32>>(g) & vec4<u32>(0x7fffffffu);
     nans += vec4<u32>(magnitude > vec4<u32>(0x7f800000u));
@@ -36,7 +36,7 @@ fn main(
   if (thread != 0u) { return; }
   var all = 0.0;
   var count = vec2<u32>();
-  for (var k = 0u; k < THREADS; k++) {
+  for (var k = 0u; k < WORKGROUP; k++) {
     all += squares[k];
     count += counts[k];
   }

@@ -14,13 +14,13 @@ struct Uniforms { rows: u32, columns: u32 }
 @group(0) @binding(2) var<storage, read_write> y: array<f32>;
 //#endif
 
-@compute @workgroup_size(THREADS)
+@compute @workgroup_size(WORKGROUP)
 fn main(
   @builtin(workgroup_id) group: vec3<u32>,
   @builtin(num_workgroups) groups: vec3<u32>,
   @builtin(local_invocation_index) thread: u32,
 ) {
-  let row = workgroup_index(group, groups) * THREADS + thread;
+  let row = workgroup_index(group, groups) * WORKGROUP + thread;
   if (row >= u.rows) { return; }
   let first = row * u.columns;
   let end = first + u.columns;

@@ -18,6 +18,6 @@ fn main(@builtin(local_invocation_index) thread: u32) {
   if (thread != 0u) { return; }
   var all = vec2<f32>();
   for (var k = 0u; k < 64u; k++) { all += partial[k]; }
-  step_state[5] = bitcast<u32>(bitcast<f32>(step_state[5]) + all.x);
-  step_state[6] = bitcast<u32>(bitcast<f32>(step_state[6]) + all.y);
+  step_state[LOSS_ACC] = bitcast<u32>(bitcast<f32>(step_state[LOSS_ACC]) + all.x);
+  step_state[NLL_ACC] = bitcast<u32>(bitcast<f32>(step_state[NLL_ACC]) + all.y);
 }

@@ -1,4 +1,5 @@
-// Rows by index: result[i] = source[index[i]], or with SCATTER its transpose, result[r] = sum of source[i] where index[i] = r.
+// Rows by index: result[i] = source[index[i]], or with SCATTER its transpose, result[r] = sum of source[i] where
+// index[i] = r.
 
 struct Uniforms { count: u32, rows: u32, columns: u32 }
 
@@ -7,13 +8,13 @@ struct Uniforms { count: u32, rows: u32, columns: u32 }
 @group(0) @binding(2) var<storage, read> index: array<u32>;
 @group(0) @binding(3) var<storage, read_write> result: array<act>;
 
-@compute @workgroup_size(THREADS)
+@compute @workgroup_size(WORKGROUP)
 fn main(
   @builtin(workgroup_id) group: vec3<u32>,
   @builtin(num_workgroups) groups: vec3<u32>,
   @builtin(local_invocation_index) thread: u32,
 ) {
-  let at = workgroup_index(group, groups) * THREADS + thread;
+  let at = workgroup_index(group, groups) * WORKGROUP + thread;
   let row = at / u.columns;
   let column = at % u.columns;
 //#if SCATTER

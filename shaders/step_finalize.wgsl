@@ -39,11 +39,11 @@ fn main(@builtin(local_invocation_index) thread: u32) {
     total += squares[k];
     bad += counts[k];
   }
-  let enabled = step_state[9] != 0u;
-  let scale = bitcast<f32>(step_state[10]);
-  let targets = f32(step_state[8]);
-  let loss = bitcast<f32>(step_state[5]) / targets;
-  let nll = bitcast<f32>(step_state[6]) / targets;
+  let enabled = step_state[SCALER_ENABLED] != 0u;
+  let scale = bitcast<f32>(step_state[LOSS_SCALE_USED]);
+  let targets = f32(step_state[TARGET_TOKENS]);
+  let loss = bitcast<f32>(step_state[LOSS_ACC]) / targets;
+  let nll = bitcast<f32>(step_state[NLL_ACC]) / targets;
   let norm_finite = finite(bitcast<u32>(total)) && bad.x + bad.y == 0u;
   let norm = select(0.0, sqrt(total) / scale, norm_finite);
   let loss_finite = finite(bitcast<u32>(loss)) && finite(bitcast<u32>(nll));
@@ -51,8 +51,8 @@ fn main(@builtin(local_invocation_index) thread: u32) {
   let clips = !overflow && u.max_norm > 0.0 && norm > u.max_norm;
   let factor = select(1.0, u.max_norm / (norm + 1e-6), clips);
 
-  var next_scale = bitcast<f32>(step_state[1]);
-  var growth = step_state[2];
+  var next_scale = bitcast<f32>(step_state[LOSS_SCALE]);
+  var growth = step_state[GROWTH_COUNTER];
   if (enabled) {
     if (overflow && u.overflow_check != 0u) {
       next_scale = max(u.min_scale, next_scale * u.backoff_factor);
@@ -65,26 +65,27 @@ fn main(@builtin(local_invocation_index) thread: u32) {
       }
     }
   }
-  step_state[1] = bitcast<u32>(next_scale);
-  step_state[2] = growth;
-  step_state[3] = u32(overflow);
-  step_state[4] = bitcast<u32>(factor / scale);
-  if (!overflow) { step_state[0] += 1u; }
+  step_state[LOSS_SCALE] = bitcast<u32>(next_scale);
+  step_state[GROWTH_COUNTER] = growth;
+  step_state[SKIP] = u32(overflow);
+  step_state[GRAD_MULTIPLIER] = bitcast<u32>(factor / scale);
+  if (!overflow) { step_state[OPTIMIZER_STEP] += 1u; }
 
-  let row = (step_state[7] % u.ring_rows) * 16u;
-  ring[row] = step_state[7];
+  let row = (step_state[DATA_STEP] % u.ring_rows) * RING_WORDS;
+  ring[row] = step_state[DATA_STEP];
   ring[row + 1u] = bitcast<u32>(loss);
   ring[row + 2u] = bitcast<u32>(nll);
-  ring[row + 3u] = step_state[8];
+  ring[row + 3u] = step_state[TARGET_TOKENS];
   ring[row + 4u] = bitcast<u32>(norm);
   ring[row + 5u] = bitcast<u32>(factor);
   ring[row + 6u] = bitcast<u32>(scale);
-  ring[row + 7u] = u32(overflow) + 2u * u32(!loss_finite) + 4u * u32(!norm_finite);
+  ring[row + 7u] = select(0u, FLAG_OVERFLOW, overflow) | select(0u, FLAG_LOSS_OVERFLOW, !loss_finite) |
+    select(0u, FLAG_NORM_NOT_FINITE, !norm_finite);
   ring[row + 8u] = bad.x;
   ring[row + 9u] = bad.y;
-  ring[row + 10u] = step_state[0];
+  ring[row + 10u] = step_state[OPTIMIZER_STEP];
   ring[row + 11u] = growth;
-  ring[row + 12u] = bitcast<u32>(select(1.0, next_scale, enabled));
+  ring[row + 12u] = bitcast<u32>(next_scale);
   ring[row + 13u] = 0u;
   ring[row + 14u] = 0u;
   ring[row + 15u] = 0u;

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from hybrid.plan.kernels.base import Binding, Kernel, Launch, ceil_div, grid, vector_width
 
-_THREADS = 64
+_WORKGROUP = 64
 _A = Binding("a", "read", "act")
 _B = Binding("b", "read", "act")
 _C = Binding("c", "read", "act")
@@ -89,18 +89,37 @@ def dropout(samples: int, elements: int, *, site: int, rate: float, precision: s
     is at least rate * 2^32; kept elements are divided by 1 - rate.
     """
     bindings = (
-        Binding("x", "read", "act"), Binding("sample_ids", "read", "u32"), Binding("data_step", "read", "u32"),
-        Binding("dropout_keys", "read", "u32"), _Y,
-    )  # fmt: skip
-    uniforms = (("samples", "u32"), ("elements", "u32"), ("blocks", "u32"), ("site", "u32"), ("threshold", "u32"), ("factor", "f32"))
-    kernel = Kernel("dropout", "dropout.wgsl", bindings, uniforms, defines=(("THREADS", _THREADS),), invocations=_THREADS)
+        Binding("x", "read", "act"),
+        Binding("sample_ids", "read", "u32"),
+        Binding("data_step", "read", "u32"),
+        Binding("dropout_keys", "read", "u32"),
+        _Y,
+    )
+    uniforms = (
+        ("samples", "u32"),
+        ("elements", "u32"),
+        ("blocks", "u32"),
+        ("site", "u32"),
+        ("threshold", "u32"),
+        ("factor", "f32"),
+    )
+    kernel = Kernel(
+        "dropout", "dropout.wgsl", bindings, uniforms, defines=(("WORKGROUP", _WORKGROUP),), invocations=_WORKGROUP
+    )
     blocks = ceil_div(elements, 4)
     values = (samples, elements, blocks, site, int(rate * 2**32), 1.0 / (1.0 - rate))
-    return Launch(kernel, values, grid(ceil_div(samples * blocks, _THREADS)))
+    return Launch(kernel, values, grid(ceil_div(samples * blocks, _WORKGROUP)))
 
 
 def copy_columns(
-    rows: int, columns: int, *, source_width: int, source_first: int, target_width: int, target_first: int, precision: str
+    rows: int,
+    columns: int,
+    *,
+    source_width: int,
+    source_first: int,
+    target_width: int,
+    target_first: int,
+    precision: str,
 ) -> Launch:
     """Bindings: x act [rows, source_width], y act [rows, target_width].
 
@@ -108,11 +127,15 @@ def copy_columns(
     """
     names = ("rows", "columns", "source_width", "source_first", "target_width", "target_first")
     kernel = Kernel(
-        "copy_columns", "copy_columns.wgsl", (Binding("x", "read", "act"), _Y), tuple((n, "u32") for n in names),
-        defines=(("THREADS", _THREADS),), invocations=_THREADS,
-    )  # fmt: skip
+        "copy_columns",
+        "copy_columns.wgsl",
+        (Binding("x", "read", "act"), _Y),
+        tuple((n, "u32") for n in names),
+        defines=(("WORKGROUP", _WORKGROUP),),
+        invocations=_WORKGROUP,
+    )
     values = (rows, columns, source_width, source_first, target_width, target_first)
-    return Launch(kernel, values, grid(ceil_div(rows * columns, _THREADS)))
+    return Launch(kernel, values, grid(ceil_div(rows * columns, _WORKGROUP)))
 
 
 def _launch(name: str, bindings: tuple[Binding, ...], elements: int, factor: float = 0.0) -> Launch:
@@ -122,14 +145,16 @@ def _launch(name: str, bindings: tuple[Binding, ...], elements: int, factor: flo
         file="elementwise.wgsl",
         bindings=bindings,
         uniforms=(("count", "u32"), ("factor", "f32")),
-        defines=(("THREADS", _THREADS),),
-        switches=frozenset({
-            name.upper(),
-            {2: "UNARY", 3: "BINARY", 5: "GATED"}[len(bindings)],
-            f"FROM_{bindings[0].element.upper()}",
-            f"TO_{bindings[-1].element.upper()}",
-        }),
-        invocations=_THREADS,
+        defines=(("WORKGROUP", _WORKGROUP),),
+        switches=frozenset(
+            {
+                name.upper(),
+                {2: "UNARY", 3: "BINARY", 5: "GATED"}[len(bindings)],
+                f"FROM_{bindings[0].element.upper()}",
+                f"TO_{bindings[-1].element.upper()}",
+            }
+        ),
+        invocations=_WORKGROUP,
         vector=width,
     )
-    return Launch(kernel, (elements // width, factor), grid(ceil_div(elements // width, _THREADS)))
+    return Launch(kernel, (elements // width, factor), grid(ceil_div(elements // width, _WORKGROUP)))

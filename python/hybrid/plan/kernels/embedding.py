@@ -4,30 +4,37 @@ from __future__ import annotations
 
 from hybrid.plan.kernels.base import Binding, Kernel, Launch, ceil_div, grid, vector_width
 
-_THREADS = 64
+_WORKGROUP = 64
 
 
 def embedding(rows: int, columns: int, *, row_begin: int, row_count: int, precision: str) -> Launch:
     """Bindings: ids u32 [N], table act [row_count, C], y act [N, C].
 
-    `table` is rows row_begin .. row_begin + row_count - 1 of the whole table; only positions whose id lies there are written, so that a
-    table larger than a binding is looked up slice by slice.
+    `table` is rows row_begin .. row_begin + row_count - 1 of the whole table; only positions whose id lies there are
+    written, so that a table larger than a binding is looked up slice by slice.
     """
     width = vector_width(columns)
     bindings = (Binding("ids", "read", "u32"), Binding("table", "read", "act"), Binding("y", "read_write", "act"))
     uniforms = (("rows", "u32"), ("columns", "u32"), ("row_begin", "u32"), ("row_count", "u32"))
     kernel = Kernel(
-        f"embedding_x{width}", "embedding.wgsl", bindings, uniforms, defines=(("THREADS", _THREADS),), invocations=_THREADS, vector=width
+        f"embedding_x{width}",
+        "embedding.wgsl",
+        bindings,
+        uniforms,
+        defines=(("WORKGROUP", _WORKGROUP),),
+        invocations=_WORKGROUP,
+        vector=width,
     )
     values = (rows, columns // width, row_begin, row_count)
-    return Launch(kernel, values, grid(ceil_div(rows * (columns // width), _THREADS)))
+    return Launch(kernel, values, grid(ceil_div(rows * (columns // width), _WORKGROUP)))
 
 
 def embedding_grad(rows: int, columns: int, *, row_begin: int, row_count: int, precision: str) -> Launch:
-    """Bindings: dy act [N, C], row_order u32 [N], row_starts u32 [N + 1], row_ids u32 [N], row_count u32 [1], gradient f32 [row_count, C].
+    """Bindings: dy act [N, C], row_order u32 [N], row_starts u32 [N + 1], row_ids u32 [N], row_count u32 [1],
+    gradient f32 [row_count, C].
 
-    Adds to gradient row `row_ids[u] - row_begin` the sum of dy over the positions of distinct id u, in their order in `row_order`: no
-    atomics, and the same bits every time. See `backends.row_index`.
+    Adds to gradient row `row_ids[u] - row_begin` the sum of dy over the positions of distinct id u, in their order
+    in `row_order`: no atomics, and the same bits every time. See `backends.row_index`.
     """
     width = vector_width(columns)
     bindings = (
@@ -37,28 +44,48 @@ def embedding_grad(rows: int, columns: int, *, row_begin: int, row_count: int, p
     )
     uniforms = (("rows", "u32"), ("columns", "u32"), ("row_begin", "u32"), ("row_count", "u32"))
     kernel = Kernel(
-        f"embedding_grad_x{width}", "embedding_grad.wgsl", bindings, uniforms, defines=(("THREADS", _THREADS),), invocations=_THREADS,
+        f"embedding_grad_x{width}",
+        "embedding_grad.wgsl",
+        bindings,
+        uniforms,
+        defines=(("WORKGROUP", _WORKGROUP),),
+        invocations=_WORKGROUP,
         vector=width,
-    )  # fmt: skip
+    )
     values = (rows, columns // width, row_begin, row_count)
-    return Launch(kernel, values, grid(ceil_div(rows * (columns // width), _THREADS)))
+    return Launch(kernel, values, grid(ceil_div(rows * (columns // width), _WORKGROUP)))
 
 
 def gather_rows(count: int, rows: int, columns: int, *, precision: str) -> Launch:
-    """Bindings: x act [rows, C], index u32 [count], y act [count, C]. y[i] = x[index[i]]; an index beyond the end gives zeros."""
+    """Bindings: x act [rows, C], index u32 [count], y act [count, C].
+
+    y[i] = x[index[i]]; an index beyond the end gives zeros.
+    """
     return _rows("gather_rows", frozenset(), count, rows, columns)
 
 
 def scatter_rows(count: int, rows: int, columns: int, *, precision: str) -> Launch:
-    """Bindings: dy act [count, C], index u32 [count], dx act [rows, C]. dx[r] = sum of dy[i] over all i with index[i] = r."""
+    """Bindings: dy act [count, C], index u32 [count], dx act [rows, C].
+
+    dx[r] = sum of dy[i] over all i with index[i] = r.
+    """
     return _rows("scatter_rows", frozenset({"SCATTER"}), count, rows, columns)
 
 
 def _rows(name: str, switches: frozenset[str], count: int, rows: int, columns: int) -> Launch:
-    bindings = (Binding("source", "read", "act"), Binding("index", "read", "u32"), Binding("result", "read_write", "act"))
+    bindings = (
+        Binding("source", "read", "act"),
+        Binding("index", "read", "u32"),
+        Binding("result", "read_write", "act"),
+    )
     kernel = Kernel(
-        name, "rows.wgsl", bindings, (("count", "u32"), ("rows", "u32"), ("columns", "u32")), defines=(("THREADS", _THREADS),),
-        switches=switches, invocations=_THREADS,
-    )  # fmt: skip
+        name,
+        "rows.wgsl",
+        bindings,
+        (("count", "u32"), ("rows", "u32"), ("columns", "u32")),
+        defines=(("WORKGROUP", _WORKGROUP),),
+        switches=switches,
+        invocations=_WORKGROUP,
+    )
     written = rows if "SCATTER" in switches else count
-    return Launch(kernel, (count, rows, columns), grid(ceil_div(written * columns, _THREADS)))
+    return Launch(kernel, (count, rows, columns), grid(ceil_div(written * columns, _WORKGROUP)))

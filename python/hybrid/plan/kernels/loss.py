@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from hybrid.plan.kernels.base import Binding, Kernel, Launch, grid, vector_width
 
-_THREADS = 32  # of one row
+_WORKGROUP = 32  # of one row
 
 
 def cross_entropy(rows: int, vocabulary: int, *, gradient: bool, precision: str) -> Launch:
-    """Bindings: logits f32 [R, V], targets u32 [R], z_loss f32 [1], (drows f32 [R]), loss_rows, nll_rows, lse f32 [R].
+    """Bindings: logits f32 [R, V], targets u32 [R], z_loss f32 [1], (drows f32 [R]), loss_rows, nll_rows, lse f32
+    [R].
 
     nll = lse - logits[target]; loss = nll + z * lse^2. With `gradient` the logits are replaced by
-    ((1 + 2 z lse) softmax - [target]) * drows. A row whose target is IGNORE has loss, nll and gradient exactly 0; a row with a logit that
-    is not finite has a loss that is not finite either.
+    ((1 + 2 z lse) softmax - [target]) * drows. A row whose target is IGNORE has loss, nll and gradient exactly 0; a
+    row with a logit that is not finite has a loss that is not finite either.
     """
     width = vector_width(vocabulary)
     bindings = (
@@ -29,10 +30,10 @@ def cross_entropy(rows: int, vocabulary: int, *, gradient: bool, precision: str)
         "cross_entropy.wgsl",
         bindings,
         (("rows", "u32"), ("columns", "u32")),
-        defines=(("THREADS", _THREADS),),
+        defines=(("WORKGROUP", _WORKGROUP),),
         switches=frozenset({*(["GRADIENT"] if gradient else []), *(["SCALAR"] if width == 1 else [])}),
-        workgroup_storage=12 * _THREADS,
-        invocations=_THREADS,
+        workgroup_storage=12 * _WORKGROUP,
+        invocations=_WORKGROUP,
         vector=width,
     )
     return Launch(kernel, (rows, vocabulary // width), grid(rows))
@@ -52,7 +53,12 @@ def log_softmax_grad(rows: int, columns: int, *, precision: str) -> Launch:
 
 def _rows(name: str, bindings: tuple[Binding, ...], switches: frozenset[str], rows: int, columns: int) -> Launch:
     kernel = Kernel(
-        name, "log_softmax.wgsl", bindings, (("rows", "u32"), ("columns", "u32")), defines=(("THREADS", _THREADS),),
-        switches=switches, invocations=_THREADS,
-    )  # fmt: skip
-    return Launch(kernel, (rows, columns), grid(-(-rows // _THREADS)))
+        name,
+        "log_softmax.wgsl",
+        bindings,
+        (("rows", "u32"), ("columns", "u32")),
+        defines=(("WORKGROUP", _WORKGROUP),),
+        switches=switches,
+        invocations=_WORKGROUP,
+    )
+    return Launch(kernel, (rows, columns), grid(-(-rows // _WORKGROUP)))

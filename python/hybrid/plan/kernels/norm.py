@@ -23,9 +23,7 @@ def rms_norm(rows: int, columns: int, *, eps: float, precision: str, lanes: int 
     return _rows("rms_norm", bindings, frozenset(), rows, columns, eps, lanes)
 
 
-def layer_norm(
-    rows: int, columns: int, *, eps: float, precision: str, bias: bool = True, lanes: int = 1
-) -> Launch:
+def layer_norm(rows: int, columns: int, *, eps: float, precision: str, bias: bool = True, lanes: int = 1) -> Launch:
     """Bindings: x, weight, (bias), y, mean, rstd. y = (x - mean) * rstd * weight + bias."""
     statistics = (Binding("mean", "read_write", "f32"), Binding("rstd", "read_write", "f32"))
     bindings = (_X, _WEIGHT, *((_BIAS,) if bias else ()), _Y, *statistics)
