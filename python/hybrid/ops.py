@@ -84,8 +84,7 @@ class Ops(ABC):
 
     @abstractmethod
     def linear(self, x: Tensor, leaf: Linear) -> Tensor:
-        """x act [.., I], weight [O, I], bias [O] or none -> act [.., O]; y = x @ weight.T + bias, accumulated in
-        f32."""
+        """x act [.., I], weight [O, I], bias [O] or none -> act [.., O]; y = x @ weight.T + bias, summed in f32."""
 
     @abstractmethod
     def rms_norm(self, x: Tensor, leaf: Norm, eps: float) -> Tensor:
@@ -106,12 +105,12 @@ class Ops(ABC):
 
     @abstractmethod
     def rope(self, x: Tensor, positions: Tensor, *, base: float, length: int) -> Tensor:
-        """Rotary position embedding. x act [B, T, H, D], positions u32 [B, T], each less than `length` -> act [B, T,
-        H, D].
+        """Rotary positions. x act [B, T, H, D], positions u32 [B, T], each less than `length` -> act [B, T, H, D].
 
-        Pairs (x1, x2) = (x[i], x[i + D/2]) turn by the angle a = position * base^(-2i/D): y1 = x1 cos a - x2 sin a,
-        y2 = x2 cos a + x1 sin a. D must be even. Cosines and sines come from `rope_table(length, D, base)`. Source:
-        Su et al. 2021, "RoFormer", arXiv:2104.09864, in the half-split layout of the Llama models.
+        Pairs (x1, x2) = (x[i], x[i + D/2]) turn by the angle a = position * base^(-2i/D):
+        y1 = x1 cos a - x2 sin a, y2 = x2 cos a + x1 sin a. D must be even. Cosines and sines come from
+        `rope_table(length, D, base)`. Source: Su et al. 2021, "RoFormer", arXiv:2104.09864, in the half-split layout
+        of the Llama models.
         """
 
     @abstractmethod
@@ -162,8 +161,7 @@ class Ops(ABC):
 
     @abstractmethod
     def dropout(self, x: Tensor, site: str, rate: float) -> Tensor:
-        """x act [B, T, C] -> act: each element is zero with probability `rate`, else multiplied by float32(1 / (1 -
-        rate)).
+        """x act [B, T, C] -> act: each element becomes 0 with probability `rate`, else x * float32(1 / (1 - rate)).
 
         0 <= rate < 1; the identity at rate 0 and outside training. Element e = t*C + c of the row whose index in the
         global batch is j is kept at data step s when word e & 3 of philox4x32((e >> 2, j, s, 0), stream_key(seed,
