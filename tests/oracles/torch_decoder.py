@@ -20,6 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+torch.set_num_threads(1)  # at these sizes a second thread costs more than it brings
+
 NO_TARGET = 0xFFFFFFFF
 LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 
