@@ -65,6 +65,21 @@ class TestPrepare:
         assert data.tokenizer.kind == kind
         assert data.tokenizer.decode(data.store.document(0)) == text.read_text(encoding="utf-8")
 
+    def test_the_configuration_chooses_how_the_stream_is_cut(self, tmp_path: Path, text: Path) -> None:
+        lines = tmp_path / "lines.jsonl"
+        lines.write_text("".join(json.dumps({"body": letters(20)}) + "\n" for _ in range(50)), encoding="utf-8")
+        base = section(tmp_path, lines, field="body")
+        choices = [{}, {"mode": "packed"}, {"stride": 5}, {"isolateDocuments": False}]
+        made = [prepare(section(tmp_path, lines, field="body", samples=samples)) for samples in choices]
+        assert len({data.fingerprint for data in made}) == len(made)
+        assert made[0].fingerprint == prepare(base).fingerprint
+        modes = [data.train.describe()["samples"] for data in made]
+        assert [mode["mode"] for mode in modes] == ["windows", "packed", "windows", "windows"]
+        assert (modes[2]["stride"], modes[3]["isolateDocuments"]) == (5, False)
+        evaluated = made[2].validation
+        assert evaluated is not None
+        assert evaluated.ledger.repeated == 0
+
     def test_a_tokenizer_can_be_brought_along(self, tmp_path: Path, text: Path) -> None:
         tokenizer = train_bpe(["to be or not to be"], 262)
         path = tmp_path / "tokenizer.json"
