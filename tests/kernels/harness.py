@@ -51,8 +51,7 @@ def run(
     pipeline, layout = compile_kernel(kernel, precision, target)
 
     storage = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC
-    buffers = [gpu.create_buffer_with_data(data=pack_uniforms(kernel, uniforms), usage=wgpu.BufferUsage.UNIFORM)]
-    sizes = []
+    buffers, sizes = [], []
     for binding, array in zip(kernel.bindings, arrays, strict=True):
         data = np.ascontiguousarray(array, dtype=_dtype(binding.element, precision)).tobytes()
         sizes.append(len(data))
@@ -60,7 +59,11 @@ def run(
         padding = GUARD_BYTES + -len(data) % 16
         guarded = data + (guard * (padding // 4 + 1))[:padding]
         buffers.append(gpu.create_buffer_with_data(data=guarded, usage=storage))
-    numbers = list(range(len(buffers)))
+    numbers = list(range(1, len(buffers) + 1))
+    if kernel.uniforms:
+        packed = pack_uniforms(kernel, uniforms)
+        buffers.append(gpu.create_buffer_with_data(data=packed, usage=wgpu.BufferUsage.UNIFORM))
+        numbers.append(0)
     if has_flags(kernel, precision):
         buffers.append(gpu.create_buffer_with_data(data=bytes(256), usage=storage))
         numbers.append(FLAGS_BINDING)
@@ -78,7 +81,7 @@ def run(
     gpu.queue.submit([encoder.finish()])
 
     outputs = Outputs()
-    for binding, array, buffer, size in zip(kernel.bindings, arrays, buffers[1:], sizes, strict=False):
+    for binding, array, buffer, size in zip(kernel.bindings, arrays, buffers, sizes, strict=False):
         if binding.access != "read_write":
             continue
         raw = bytes(gpu.queue.read_buffer(buffer))
@@ -99,7 +102,7 @@ def compile_kernel(kernel: Kernel, precision: str, device: Device) -> tuple[Any,
     key = (id(device), kernel, precision)
     if key not in _PIPELINES:
         wgpu, gpu = load_wgpu(), device.device
-        entries = [_layout_entry(0, "uniform")]
+        entries = [_layout_entry(0, "uniform")] if kernel.uniforms else []
         for number, binding in enumerate(kernel.bindings, 1):
             entries.append(_layout_entry(number, "storage" if binding.access == "read_write" else "read-only-storage"))
         if has_flags(kernel, precision):

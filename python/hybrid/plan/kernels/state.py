@@ -7,6 +7,8 @@ data step, target tokens, then as f32 bits 1 / target tokens and the z-loss coef
 
 from __future__ import annotations
 
+from math import ceil
+
 from hybrid.contracts.loss_scaler import DynamicLossScaler
 from hybrid.plan.kernels.base import Binding, Kernel, Launch, ceil_div, grid
 
@@ -154,7 +156,7 @@ def step_finalize(
         scaler.max_scale,
         scaler.scale_factor,
         scaler.backoff_factor,
-        int(scaler.growth_interval),
+        ceil(scaler.growth_interval),
         int(scaler.overflow_check),
     )
     return Launch(kernel, values, (1, 1, 1))
