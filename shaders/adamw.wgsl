@@ -49,7 +49,8 @@ fn main(
     moment2[i] = v;
     parameter[i] = next;
 //#if HALF
-    // The copy of a weight beyond f16 is the nearest f16: a flag raised here would be cleared before anyone looks.
+    // A weight beyond f16 raises a flag of its own, which no step clears: every step from here on is an overflow.
+    if (!fits_act4(next)) { atomicOr(&overflow_flags[1], 1u); }
     half_copy[i] = to_act4(clamp(next, vec4<f32>(-65504.0), vec4<f32>(65504.0)));
 //#endif
   }

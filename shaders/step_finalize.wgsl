@@ -47,7 +47,7 @@ fn main(@builtin(local_invocation_index) thread: u32) {
   let norm_finite = finite(bitcast<u32>(total)) && bad.x + bad.y == 0u;
   let norm = select(0.0, sqrt(total) / scale, norm_finite);
   let loss_finite = finite(bitcast<u32>(loss)) && finite(bitcast<u32>(nll));
-  let overflow = !norm_finite || !loss_finite || overflow_flags[0] != 0u;
+  let overflow = !norm_finite || !loss_finite || (overflow_flags[0] | overflow_flags[1]) != 0u;
   let clips = !overflow && u.max_norm > 0.0 && norm > u.max_norm;
   let factor = select(1.0, u.max_norm / (norm + 1e-6), clips);
 

@@ -1,4 +1,4 @@
-// f16 copies of float32 weights: the nearest f16, as adamw.wgsl makes them.
+// f16 copies of float32 weights, as adamw.wgsl makes them.
 
 struct Uniforms { quads: u32 }
 
@@ -14,5 +14,6 @@ fn main(
 ) {
   let i = workgroup_index(group, groups) * WORKGROUP + thread;
   if (i >= u.quads) { return; }
+  if (!fits_act4(parameter[i])) { atomicOr(&overflow_flags[1], 1u); }
   half_copy[i] = to_act4(clamp(parameter[i], vec4<f32>(-65504.0), vec4<f32>(65504.0)));
 }

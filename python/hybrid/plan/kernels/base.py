@@ -189,9 +189,11 @@ fn to_act(v: f32) -> act {
   if (!fits_act(v)) { atomicOr(&overflow_flags[0], 1u); return act(0.0); }
   return act(v);
 }
+fn fits_act4(v: vec4<f32>) -> bool {
+  return !any((bitcast<vec4<u32>>(v) & vec4<u32>(0x7fffffffu)) > vec4<u32>(0x477fe000u));
+}
 fn to_act4(v: vec4<f32>) -> act4 {
-  let bits = bitcast<vec4<u32>>(v) & vec4<u32>(0x7fffffffu);
-  if (any(bits > vec4<u32>(0x477fe000u))) { atomicOr(&overflow_flags[0], 1u); return act4(); }
+  if (!fits_act4(v)) { atomicOr(&overflow_flags[0], 1u); return act4(); }
   return act4(v);
 }"""
 

@@ -7,13 +7,16 @@ from hybrid.plan.kernels.base import Binding, Kernel, Launch, grid, vector_width
 _WORKGROUP = 32  # of one row
 
 
-def cross_entropy(rows: int, vocabulary: int, *, gradient: bool, precision: str) -> Launch:
+def cross_entropy(
+    rows: int, vocabulary: int, *, gradient: bool, shared_upstream: bool = False, precision: str
+) -> Launch:
     """Bindings: logits f32 [R, V], targets u32 [R], z_loss f32 [1], (drows f32 [R]), loss_rows, nll_rows, lse f32
     [R].
 
     nll = lse - logits[target]; loss = nll + z * lse^2. With `gradient` the logits are replaced by
     ((1 + 2 z lse) softmax - [target]) * drows. A row whose target is IGNORE has loss, nll and gradient exactly 0; a
     row with a logit that is not finite has a loss that is not finite either.
+    shared_upstream: drows is f32 [1], one value for all rows.
     """
     width = vector_width(vocabulary)
     bindings = (
@@ -29,14 +32,14 @@ def cross_entropy(rows: int, vocabulary: int, *, gradient: bool, precision: str)
         f"cross_entropy{'_gradient' if gradient else ''}_x{width}",
         "cross_entropy.wgsl",
         bindings,
-        (("rows", "u32"), ("columns", "u32")),
+        (("rows", "u32"), ("columns", "u32"), ("upstream_stride", "u32")),
         defines=(("WORKGROUP", _WORKGROUP),),
         switches=frozenset({*(["GRADIENT"] if gradient else []), *(["SCALAR"] if width == 1 else [])}),
         workgroup_storage=12 * _WORKGROUP,
         invocations=_WORKGROUP,
         vector=width,
     )
-    return Launch(kernel, (rows, vocabulary // width), grid(rows))
+    return Launch(kernel, (rows, vocabulary // width, 0 if shared_upstream else 1), grid(rows))
 
 
 def log_softmax(rows: int, columns: int, *, precision: str) -> Launch:

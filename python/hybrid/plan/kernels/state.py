@@ -60,7 +60,7 @@ _STATE = Binding("step_state", "read_write", "u32")
 
 
 def step_begin(*, precision: str) -> Launch:
-    """Bindings: step_input, step_state, loss_seed f32 [1], z_loss f32 [1], overflow_flags u32 [1].
+    """Bindings: step_input, step_state, loss_seed f32 [1], z_loss f32 [1], overflow_flags u32 [2].
 
     Resets accumulators and flags; loss_seed = loss scale / target tokens is the upstream gradient of the summed loss.
     """
@@ -117,7 +117,7 @@ def grad_stats(elements: int, *, partial_offset: int, precision: str) -> Launch:
 def step_finalize(
     records: int, *, ring_rows: int, max_norm: float, scaler: DynamicLossScaler, precision: str
 ) -> Launch:
-    """Bindings: partials, step_state, overflow_flags u32 [1], ring u32 [ring_rows, 16].
+    """Bindings: partials, step_state, overflow_flags u32 [2] (a store, or a weight, beyond f16), ring u32 [ring_rows, 16].
 
     Judges the step (see `docs/formats/plan.md` for the result row), moves the loss scale, sets the clip factor,
     counts the optimizer step.

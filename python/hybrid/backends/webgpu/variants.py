@@ -1,0 +1,123 @@
+"""Which variant of each product class runs fastest here: timed once per adapter, then remembered in the user's cache.
+
+All variants of a class compute the same sums in the same order, so the choice changes speed and nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hybrid.backends.webgpu.executor import Encoded, Executor, Progress
+from hybrid.plan.document import Dispatch
+from hybrid.resources import cache_folder
+
+ROUNDS = 3
+FORMAT = 1
+
+
+def choose_variants(
+    executor: Executor,
+    progress: Progress | None = None,
+    *,
+    use_cache: bool = True,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, int]:
+    """Product class -> index of the fastest variant. Unknown classes are timed on the plan's own (still empty)
+    arenas."""
+    classes = representatives(executor)
+    path = cache_path(executor)
+    known = _read(path) if use_cache else {}
+    chosen: dict[str, int] = {}
+    timed: dict[str, str] = {}
+    missing = [name for name, d in classes.items() if known.get(name) not in [c.kernel for c in d.choices]]
+    for done, name in enumerate(missing):
+        if progress:
+            progress("timing kernel variants", done, len(missing))
+        times = time_choices(executor, classes[name], clock)
+        timed[name] = classes[name].choices[times.index(min(times))].kernel
+    if timed and use_cache:
+        _write(path, {**_read(path), **timed})
+    for name, dispatch in classes.items():
+        chosen[name] = [c.kernel for c in dispatch.choices].index({**known, **timed}[name])
+    return chosen
+
+
+def representatives(executor: Executor) -> dict[str, Dispatch]:
+    """For each product class with alternatives, the dispatch that touches most bytes."""
+    found: dict[str, Dispatch] = {}
+    for program in executor.plan.programs:
+        for dispatch in executor.plan.dispatches(program):
+            name = dispatch.product_class
+            if name is None or len(dispatch.choices) < 2:
+                continue
+            if name not in found or _bytes(dispatch) > _bytes(found[name]):
+                found[name] = dispatch
+    return found
+
+
+def time_choices(executor: Executor, dispatch: Dispatch, clock: Callable[[], float]) -> list[float]:
+    """Seconds of each choice: the least of a few interleaved rounds, after one that compiles."""
+    encoded = [executor.encoded(dispatch, choice) for choice in dispatch.choices]
+    best = [float("inf")] * len(encoded)
+    for number in range(ROUNDS + 1):
+        for index, item in enumerate(encoded):
+            begin = clock()
+            _run(executor, item)
+            executor.wait()
+            if number:
+                best[index] = min(best[index], clock() - begin)
+    return best
+
+
+def _run(executor: Executor, item: Encoded) -> None:
+    encoder = executor.encoder()
+    compute = encoder.begin_compute_pass()
+    compute.set_pipeline(item.pipeline)
+    compute.set_bind_group(0, item.group)
+    compute.dispatch_workgroups(*item.workgroups)
+    compute.end()
+    executor.submit(encoder)
+
+
+def _bytes(dispatch: Dispatch) -> int:
+    return sum(b.size for b in dispatch.bindings)
+
+
+def cache_path(executor: Executor) -> Path:
+    """One file per adapter and driver."""
+    info = executor.device.info
+    identity = "\n".join((info.vendor, info.name, info.description, info.backend, executor.plan.precision))
+    return cache_folder("variants") / f"{hashlib.sha256(identity.encode()).hexdigest()[:16]}.json"
+
+
+def _read(path: Path) -> dict[str, str]:
+    """The remembered choices; a file that cannot be understood is only a reason to time again."""
+    try:
+        document: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    if (
+        not isinstance(document, dict)
+        or document.get("format") != FORMAT
+        or not isinstance(document.get("choices"), dict)
+    ):
+        return {}
+    return {str(k): str(v) for k, v in document["choices"].items()}
+
+
+def _write(path: Path, choices: dict[str, str]) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent)
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump({"format": FORMAT, "choices": choices}, file, indent=1, sort_keys=True)
+        Path(temporary).replace(path)
+    except OSError:
+        return  # a read-only home costs a second at the next start and nothing else
