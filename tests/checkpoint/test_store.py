@@ -285,6 +285,7 @@ def test_between_the_renames_of_a_replacement_the_old_save_is_still_found(tmp_pa
     newest = kept.latest()
     assert newest is not None and kept.load(newest).manifest.progress.step == 4
     kept.clean()
+    assert kept.load(newest).path == path, "it has its name back, and is found by its old one"
     newest = kept.latest()
     assert newest is not None and newest.path == path
 

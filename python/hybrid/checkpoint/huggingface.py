@@ -14,6 +14,7 @@ from hybrid.errors import CheckpointCorrupt, ConfigError
 from hybrid.models.config import ModelConfig
 
 SPECIAL_TOKENS: Final = ("bos", "eos", "pad")
+MAX_LAYERS: Final = 65536
 
 
 def is_llama_shaped(cfg: ModelConfig) -> bool:
@@ -72,6 +73,9 @@ def model_config(source: str, document: object) -> ModelConfig:
     values = document.get("hybrid") if isinstance(document, dict) else None
     if not isinstance(values, dict):
         raise CheckpointCorrupt(f"{source}: the object 'hybrid' is missing: not the config.json of a checkpoint")
+    layers = values.get("layers")
+    if isinstance(layers, int) and layers > MAX_LAYERS:  # a schedule of a trillion layers would fill the memory
+        raise CheckpointCorrupt(f"{source}: hybrid.layers is {layers}: expected at most {MAX_LAYERS}")
     # JSON does not tell 10000.0 from 10000.
     floats = {field.name for field in fields(ModelConfig) if isinstance(field.default, float)}
     values = {

@@ -264,11 +264,10 @@ def _lineage(members: _Members) -> Lineage:
 
 def _audit(source: str, index: int, audit: object) -> dict[str, Any]:
     members = _Members(source, f"resumeAudits[{index}]", audit).exactly(_AUDIT_KEYS)
-    for key in ("field", "reason", "source"):
+    for key in ("field", "reason", "source", "timestamp"):
         members.text(key)
     if members.get("operator") is not None:
         members.text("operator")
-    members.integer("timestamp")
     return members.values
 
 

@@ -68,7 +68,7 @@ class CheckpointStore:
 
     def load(self, ref: CheckpointRef | Path, verify: bool = True) -> LoadedCheckpoint:
         """Read a checkpoint, verified. Errors: CheckpointNotFound, CheckpointCorrupt."""
-        path = ref if isinstance(ref, Path) else ref.path
+        path = ref if isinstance(ref, Path) else self._where(ref)
         finding.read_ref(path)
         return loading.load(path, verify)
 
@@ -90,6 +90,7 @@ class CheckpointStore:
         snapshot.validate()
         target = self.folder / finding.step_folder_name(snapshot.progress.step)
         if target.exists() and self._holds(target, snapshot):
+            self._prune_after_save(target)
             return target
         temporary = self._sibling(finding.TEMPORARY, target.name)
         try:
@@ -106,11 +107,7 @@ class CheckpointStore:
         self._written[target] = manifest.state_hash
         self._parent, self._parent_known = manifest.checkpoint_hash, True
         self._sequence = manifest.lineage.sequence
-        try:
-            self.prune(trusted=target)
-        except OSError as error:
-            reason = error.strerror or error
-            raise HybridError(f"{target} is saved, but older checkpoints could not be removed: {reason}") from error
+        self._prune_after_save(target)
         return target
 
     def clean(self) -> tuple[Path, ...]:
@@ -240,14 +237,29 @@ class CheckpointStore:
             self._filesystem.sync_file(file)
         return digester.result()
 
+    def _prune_after_save(self, target: Path) -> None:
+        try:
+            self.prune(trusted=target)
+        except OSError as error:
+            reason = error.strerror or error
+            raise HybridError(f"{target} is saved, but older checkpoints could not be removed: {reason}") from error
+
+    def _where(self, ref: CheckpointRef) -> Path:
+        """The folder of a checkpoint that was found earlier; `clean` may have given it its name back since."""
+        named = self.folder / finding.step_folder_name(ref.step)
+        moved = (
+            not ref.path.exists() and named.exists() and finding.read_ref(named).checkpoint_hash == ref.checkpoint_hash
+        )
+        return named if moved else ref.path
+
     def _holds(self, target: Path, snapshot: CheckpointSnapshot) -> bool:
         """Whether `target` already is a good checkpoint of this very state. A damaged one is set aside, never
         overwritten.
         """
         try:
             ref = finding.read_ref(target)
-            if ref.state_hash != snapshot.state_hash():
-                return False
+            if ref.state_hash != snapshot.state_hash() or ref.sequence < self._newest_sequence():
+                return False  # after going back and training again, an old checkpoint of this state is not the newest
             if self._written.get(target) != ref.state_hash:
                 loading.load(target)
         except CheckpointNotFound:
@@ -257,6 +269,9 @@ class CheckpointStore:
             self._filesystem.sync_folder(self.folder)
             return False
         return True
+
+    def _newest_sequence(self) -> int:
+        return max((status.ref.sequence for status in self.list() if status.ref is not None), default=0)
 
     def _put_in_place(self, temporary: Path, target: Path) -> None:
         """Rename into place. A folder that has the name (another history's save of this step, or an unfinished one)

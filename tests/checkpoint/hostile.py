@@ -1,0 +1,86 @@
+"""Changes to a manifest that make it malformed or a lie, and what the refusal says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from hybrid.checkpoint import manifest
+
+
+def put(path: str, value: object) -> Callable[[dict[str, Any]], None]:
+    *parents, last = path.split("/")
+
+    def change(document: dict[str, Any]) -> None:
+        for key in parents:
+            document = document[key]
+        if value is DELETE:
+            del document[last]
+        else:
+            document[last] = value
+
+    return change
+
+
+DELETE = object()
+CONFIG = "files/config.json"
+AUDIT = {
+    "field": "contract.seed",
+    "saved": 1,
+    "current": 2,
+    "reason": "another draw",
+    "timestamp": "2026-01-01T00:00:00.000Z",
+    "source": "command",
+    "operator": None,
+}
+HOSTILE: list[tuple[str, object, str]] = [
+    ("format", "hybrid.plan", "format is 'hybrid.plan'"),
+    ("version", 2, "version is 2: this program reads version 1"),
+    ("version", True, "version is True"),
+    ("version", "1", "version is '1'"),
+    ("version", DELETE, "version is None"),
+    ("surprise", 1, "the document has the unknown member 'surprise'"),
+    *[
+        (key, DELETE, f"lacks {key}")
+        for key in sorted(manifest._KEYS - {"format", "version", "checkpointHash", "timestamp"})
+    ],
+    ("progress", [], "progress is []: expected an object"),
+    ("progress/step", -1, "progress.step is -1: expected an integer from 0"),
+    ("progress/step", 1.5, "progress.step is 1.5"),
+    ("progress/step", 2.0**60, "progress.step is"),
+    ("progress/step", "5", "progress.step is '5'"),
+    ("progress/step", True, "progress.step is True"),
+    ("progress/tokens", DELETE, "progress lacks tokens"),
+    ("progress/more", 1, "progress has the unknown member 'more'"),
+    ("optimizerStep", None, "optimizerStep is None"),
+    ("seed", -1, "seed is -1"),
+    ("lossScaler", None, "lossScaler is None: expected an object"),
+    ("hashes/configHash", "C" * 64, "hashes.configHash is"),
+    ("hashes/configHash", "c" * 63, "hashes.configHash is"),
+    ("hashes/configHash", "c" * 64 + "\n", "hashes.configHash is"),
+    ("hashes/kernelPathId", 7, "hashes.kernelPathId is 7: expected a text"),
+    ("fingerprints/dataset", "x", "fingerprints.dataset is 'x': expected an object"),
+    ("lineage/sequence", 0, "lineage.sequence is 0: expected an integer from 1"),
+    ("lineage/runId", "", "lineage.runId is ''"),
+    ("lineage/previousCheckpointHash", "no", "lineage.previousCheckpointHash is 'no'"),
+    ("lineage/runtime", None, "lineage.runtime is None"),
+    ("resumeAudits", {}, "resumeAudits is {}: expected a list"),
+    ("resumeAudits", ["x"], "resumeAudits[0] is 'x': expected an object"),
+    ("resumeAudits", [{**AUDIT, "reason": ""}], "resumeAudits[0].reason is ''"),
+    ("resumeAudits", [{**AUDIT, "more": 1}], "resumeAudits[0] has the unknown member 'more'"),
+    ("resumeAudits", [{**AUDIT, "timestamp": 7}], "resumeAudits[0].timestamp is 7"),
+    ("provenance", 3, "provenance is 3: expected an object"),
+    ("files", {}, "files lacks model.safetensors, optimizer.safetensors, config.json, generation_config.json"),
+    (f"{CONFIG}/size", -1, "files.config.json.size is -1"),
+    (f"{CONFIG}/size", 10**15, "files.config.json.chunks is"),
+    (f"{CONFIG}/size", 1, "config.json: "),
+    (f"{CONFIG}/sha256", "0" * 64, "config.json: sha256"),
+    (f"{CONFIG}/chunks", [], "files.config.json.chunks is []"),
+    (f"{CONFIG}/chunks", ["0" * 64], "config.json: bytes 0 to"),
+    (f"{CONFIG}/chunks", [7], "files.config.json.chunks is [7]"),
+    (f"{CONFIG}/more", 1, "files.config.json has the unknown member 'more'"),
+    ("stateHash", "0" * 64, "stateHash is 0000"),
+    ("stateHash", None, "stateHash is None"),
+    ("timestamp", None, "timestamp is None: expected an object"),
+    ("timestamp/unixMs", -5, "timestamp.unixMs is -5"),
+]
