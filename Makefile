@@ -7,13 +7,14 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .SUFFIXES:
 .DELETE_ON_ERROR:
-.PHONY: help train test lint typecheck pytest acceptance wheel lock system-packages clean
+.PHONY: help train test lint typecheck pytest acceptance benchmark-env wheel lock system-packages clean
 
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 PIP := $(PYTHON) -m pip --disable-pip-version-check install -qq --progress-bar off --constraint requirements.lock
 CORE := $(VENV)/.installed-core
 DEV := $(VENV)/.installed-dev
+RIVALS := .venv-benchmarks/.installed
 
 # What a Debian machine needs beside Python packages. Chromium brings SwiftShader, the second Vulkan driver of the tests.
 DEBIAN_PACKAGES := mesa-vulkan-drivers chromium
@@ -37,12 +38,15 @@ lint: $(DEV) ## ruff
 typecheck: $(DEV) ## mypy, strict where pyproject.toml says so
 	@$(PYTHON) -m mypy
 
+# NumPy's and torch's threads fight over the cores at the sizes of the tests: one each.
 pytest: $(DEV) ## the tests alone
-	@$(PYTHON) -m pytest -m "not acceptance" $(ARGS)
+	@OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(PYTHON) -m pytest -m "not acceptance" $(ARGS)
 
 acceptance: $(DEV) system-packages ## the long checks; writes benchmarks/results/*.json
 	@$(PYTHON) -m pytest -m acceptance $(ARGS)
 	@$(PYTHON) benchmarks/run_all.py
+
+benchmark-env: $(RIVALS) ## the environment of the rivals that benchmarks/ measures (tinygrad with Dawn)
 
 wheel: $(DEV) ## build dist/*.whl, with shaders and schemas inside
 	@$(PYTHON) -m pip --disable-pip-version-check wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
@@ -60,7 +64,7 @@ lock: ## write requirements.lock anew from what pyproject.toml allows today
 	cp "$$folder/lock" requirements.lock && wc -l requirements.lock
 
 clean: ## remove the virtual environment and caches (runs stay)
-	@rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@rm -rf $(VENV) .venv-benchmarks build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 # Sets `python` to the first interpreter that is new enough.
 define find-python
@@ -88,6 +92,12 @@ $(CORE): pyproject.toml requirements.lock | $(PYTHON)
 $(DEV): pyproject.toml requirements.lock | $(CORE)
 	@echo "installing the dev and torch packages"
 	@$(PIP) --no-build-isolation --editable '.[dev,torch]'
+	@touch $@
+
+$(RIVALS): benchmarks/requirements.lock | $(PYTHON)
+	@echo "installing the rivals of the benchmarks"
+	@$(PYTHON) -m venv .venv-benchmarks
+	@.venv-benchmarks/bin/python -m pip --disable-pip-version-check install -qq --progress-bar off -r $<
 	@touch $@
 
 system-packages:
