@@ -8,7 +8,7 @@ device's limits.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -23,9 +23,9 @@ from hybrid.plan import kernels
 from hybrid.plan.document import BoundSlice, Choice, Clear, Command, Dispatch, Plan, PlanKernel, PlanTensor, check_plan
 from hybrid.plan.kernels import optimizer as optimizer_kernels
 from hybrid.plan.kernels import state as state_kernels
-from hybrid.plan.kernels.base import FLAGS_BINDING, Kernel, Launch, source_hash
+from hybrid.plan.kernels.base import FLAGS_BINDING, Kernel, source_hash
 from hybrid.plan.layout import ParameterLayout, lay_out_parameters, place_all
-from hybrid.plan.lowering import TEMPORARY, Lowering, Slice, Spec, Tensor
+from hybrid.plan.lowering import TEMPORARY, Lowering, Spec, Tensor
 from hybrid.plan.memory import COLOURS, Temporary, colour, pack
 from hybrid.plan.profile import DeviceProfile
 from hybrid.plan.programs import decode_graph, evaluation_graph, training_graph
@@ -56,6 +56,8 @@ class PlanSettings:
     recompute: bool = False
     cache_length: int | None = None
     prefill_tokens: int = 64
+    variants: Mapping[str, str] = field(default_factory=dict)
+    tune: bool = False
 
 
 class _Compiler:
@@ -148,7 +150,16 @@ class _Compiler:
     # Programs
 
     def lower(self, program: str, graph: Graph, prefix: str) -> Lowering:
-        lowering = Lowering(graph, program, self.settings.precision, self.profile, self.fixed, input_prefix=prefix)
+        lowering = Lowering(
+            graph,
+            program,
+            self.settings.precision,
+            self.profile,
+            self.fixed,
+            input_prefix=prefix,
+            preferred=self.settings.variants,
+            tune=self.settings.tune,
+        )
         if program in ("prefill", "decode"):
             lowering.bind_output(graph.outputs["logits"], self.fixed["logits"])
         lowering.plan_fusions()
@@ -308,11 +319,14 @@ class _Compiler:
         flags = self.fixed["overflow_flags"]
 
         def command(spec: Spec) -> Dispatch:
-            choices = tuple(Choice(name_of(x.kernel), tuple(x.uniforms), x.workgroups) for x in spec.launches)
+            choices = tuple(
+                Choice(name_of(x.kernel), tuple(x.uniforms), x.workgroups, variant)
+                for x, variant in spec.launches.items()
+            )
             bindings = [
                 BoundSlice(s.tensor.arena, s.tensor.page, s.tensor.offset + s.offset, s.size) for s in spec.slices
             ]
-            if self.half and spec.launches[0].kernel.stores_activations:
+            if self.half and spec.kernel.stores_activations:
                 bindings.append(BoundSlice(flags.arena, flags.page, flags.offset, flags.bytes))
             return Dispatch(choices, tuple(bindings), spec.label, spec.phase, spec.product_class)
 
@@ -397,7 +411,7 @@ def _set_lifetimes(lowering: Lowering) -> None:
         spec = lowering.specs[first[tensor]]
         reads = [
             part.tensor.temporary
-            for binding, part in zip(spec.launches[0].kernel.bindings, spec.slices, strict=True)
+            for binding, part in zip(spec.kernel.bindings, spec.slices, strict=True)
             if binding.access == "read" and part.tensor.temporary and part.tensor is not tensor
         ]
         assert tensor.temporary is not None
@@ -416,6 +430,3 @@ def _read_positions_on_written_pages(kernel: Kernel, spec: Spec, upgraded: froze
 def launches_used(plan: Plan) -> int:
     """How many distinct pipelines the default choices of all programs need."""
     return len({d.choices[0].kernel for program in plan.programs for d in plan.dispatches(program)})
-
-
-__all__ = ["Launch", "PlanSettings", "Slice", "compile_plan", "launches_used"]

@@ -71,11 +71,13 @@ class BoundSlice:
 
 @dataclass(frozen=True)
 class Choice:
-    """One way to run a dispatch: kernel name, its uniform values, its grid."""
+    """One way to run a dispatch: kernel name, its uniform values, its grid, and what this way is called among the
+    variants of its product class."""
 
     kernel: str
     uniforms: tuple[float | int, ...]
     workgroups: tuple[int, int, int]
+    variant: str = ""
 
 
 @dataclass(frozen=True)
@@ -224,7 +226,12 @@ def _command_to_json(command: Command) -> dict[str, Any]:
         return {"clear": command.arena}
     result: dict[str, Any] = {
         "choices": [
-            {"kernel": c.kernel, "uniforms": list(c.uniforms), "workgroups": list(c.workgroups)}
+            {
+                "kernel": c.kernel,
+                "uniforms": list(c.uniforms),
+                "workgroups": list(c.workgroups),
+                **({"variant": c.variant} if c.variant else {}),
+            }
             for c in command.choices
         ],
         "bindings": [[b.arena, b.page, b.offset, b.size] for b in command.bindings],
@@ -241,7 +248,12 @@ def _command_from_json(item: Mapping[str, Any]) -> Command:
     if "clear" in item:
         return Clear(str(item["clear"]))
     choices = tuple(
-        Choice(c["kernel"], tuple(c["uniforms"]), (c["workgroups"][0], c["workgroups"][1], c["workgroups"][2]))
+        Choice(
+            c["kernel"],
+            tuple(c["uniforms"]),
+            (c["workgroups"][0], c["workgroups"][1], c["workgroups"][2]),
+            c.get("variant", ""),
+        )
         for c in item["choices"]
     )
     bindings = tuple(BoundSlice(arena, page, offset, size) for arena, page, offset, size in item["bindings"])

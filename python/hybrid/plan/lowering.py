@@ -6,14 +6,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
 from hybrid.errors import LimitExceeded
 from hybrid.graph.ir import ACT, F32, Graph, Node, Value
 from hybrid.plan.document import ITEM_BYTES
-from hybrid.plan.kernels.base import Launch
+from hybrid.plan.kernels.base import Kernel, Launch
 from hybrid.plan.memory import Temporary
 from hybrid.plan.profile import DeviceProfile
 
@@ -60,11 +60,16 @@ class RowSlice:
 class Spec:
     """A dispatch before placement. All launches take the same slices, one per kernel binding."""
 
-    launches: tuple[Launch, ...]
+    launches: dict[Launch, str]  # with the name of the variant, or ""
     slices: tuple[Slice, ...]
     label: str
     phase: str
     product_class: str | None = None
+
+    @property
+    def kernel(self) -> Kernel:
+        """The kernel of the first launch: all have the same bindings."""
+        return next(iter(self.launches)).kernel
 
 
 class Lowering:
@@ -80,6 +85,8 @@ class Lowering:
         fixed: dict[str, Tensor],
         *,
         input_prefix: str = "",
+        preferred: Mapping[str, str] | None = None,
+        tune: bool = False,
     ) -> None:
         self.graph = graph
         self.program = program
@@ -87,6 +94,8 @@ class Lowering:
         self.profile = profile
         self.fixed = fixed
         self.input_prefix = input_prefix
+        self.preferred = preferred or {}
+        self.tune = tune
         self.specs: list[Spec] = []
         self.temporaries: list[Tensor] = []
         self.node: Node | None = None
@@ -189,18 +198,26 @@ class Lowering:
 
     # Dispatches
 
+    def variants(self, product_class: str, usual: Sequence[str], every: Sequence[str]) -> tuple[str, ...]:
+        """The variants to offer for a product class: the remembered winner first if there is one, then the usual ones,
+        or every one when tuning."""
+        remembered = self.preferred.get(product_class)
+        first = (remembered,) if remembered in every else ()
+        return tuple(dict.fromkeys((*first, *(every if self.tune else usual))))
+
     def emit(
         self,
-        launch: Launch | Sequence[Launch],
+        launch: Launch | Mapping[Launch, str],
         slices: Sequence[Slice | Value | Tensor],
         *,
         product_class: str | None = None,
         what: str = "",
     ) -> None:
-        """Append one dispatch; `launch` may be several equivalent ones. Whole tensors may be given for slices."""
-        launches = (launch,) if isinstance(launch, Launch) else tuple(launch)
+        """Append one dispatch; `launch` may be several equivalent ones with the names of their variants. Whole tensors
+        may be given for slices."""
+        launches = {launch: ""} if isinstance(launch, Launch) else dict(launch)
         bound = tuple(s if isinstance(s, Slice) else self.whole(s) for s in slices)
-        kernel = launches[0].kernel
+        kernel = next(iter(launches)).kernel
         if len(bound) != len(kernel.bindings):
             raise ValueError(f"{kernel.name}: {len(bound)} slices for {len(kernel.bindings)} bindings")
         for binding, part in zip(kernel.bindings, bound, strict=True):

@@ -66,8 +66,10 @@ def product(
     if low.precision == "f32":  # act is f32 there: one kernel serves all mixes of elements
         elements = ("act", "act", "act")
     of_a, of_b, of_c = elements
-    launches = [
-        matmul.product(
+    product_class = matmul.product_class(form, m, n, k, a=of_a, b=of_b, c=of_c)
+    launches: dict[Launch, str] = {}  # awkward shapes have one launch whatever the variant
+    for variant in low.variants(product_class, matmul.variants(form, m, n, k), matmul.tune_variants(form, m, n, k)):
+        launch = matmul.product(
             form,
             m,
             n,
@@ -85,11 +87,9 @@ def product(
             variant=variant,
             precision=low.precision,
         )
-        for variant in matmul.variants(form, m, n, k)
-    ]
-    launches = list({launch.kernel: launch for launch in launches}.values())  # awkward shapes have one variant only
+        launches.setdefault(launch, variant)
     slices = [a, b, *([bias] if bias else []), *([residual] if residual else []), c]
-    low.emit(launches, slices, product_class=matmul.product_class(form, m, n, k, a=of_a, b=of_b, c=of_c))
+    low.emit(launches, slices, product_class=product_class)
 
 
 def _linear(low: Lowering, node: Node, residual: Value | None = None, output: Value | None = None) -> None:

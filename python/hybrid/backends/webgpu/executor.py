@@ -65,7 +65,7 @@ class Executor:
         self.device = device
         self.plan = plan
         self.counters = Counters()
-        self.choices: dict[str, int] = {}
+        self.choices: dict[str, str] = {}
         self._wgpu = load_wgpu()
         self._pages: dict[tuple[str, int], Any] = {}
         self._pipelines: dict[str, tuple[Any, Any]] = {}
@@ -215,8 +215,9 @@ class Executor:
             ]
 
     def choice(self, dispatch: Dispatch) -> Choice:
-        index = self.choices.get(dispatch.product_class, 0) if dispatch.product_class else 0
-        return dispatch.choices[min(index, len(dispatch.choices) - 1)]
+        """The variant in `choices` for the dispatch's class, or the default."""
+        wanted = self.choices.get(dispatch.product_class or "")
+        return next((c for c in dispatch.choices if c.variant == wanted), dispatch.choices[0])
 
     # Running
 

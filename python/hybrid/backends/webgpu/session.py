@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from hybrid.backends.state_check import check_state
 from hybrid.backends.validate import validate_batch
 from hybrid.backends.webgpu.device import Device, load_wgpu, open_device
 from hybrid.backends.webgpu.executor import MAX_FENCES, Executor, Fence, Progress, Timestamps, device_profile
-from hybrid.backends.webgpu.variants import choose_variants
+from hybrid.backends.webgpu.variants import VariantCache, choose_variants
 from hybrid.contracts.loss_scaler import DynamicLossScaler
 from hybrid.data.batch import Batch
 from hybrid.errors import ConfigError, DataContractError
@@ -58,7 +58,7 @@ class WebGPUSession:
     """Implements `backends.protocol.TrainingSession`. Constructor arguments are those of the reference session plus:
 
     adapter: index or part of a name (None: the best). device: an open device instead. metrics_interval: steps between
-    ring readbacks. variants: product class -> variant index; None times them once per adapter and caches the choice.
+    ring readbacks. variants: product class -> variant name; None times them once per adapter and remembers the winners.
     progress(text, done, total).
     """
 
@@ -77,7 +77,7 @@ class WebGPUSession:
         adapter: str | None = None,
         device: Device | None = None,
         metrics_interval: int = 1,
-        variants: dict[str, int] | None = None,
+        variants: Mapping[str, str] | None = None,
         progress: Progress | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -87,9 +87,19 @@ class WebGPUSession:
         self._clock = clock
         self._owns_device = device is None
         self.device = device or open_device(adapter)
+        cache = VariantCache(self.device, precision)
+        known = cache.read() if variants is None else variants
         self.plan = compile_plan(
             PlanSettings(
-                model, batch_size, sequence_length, precision, optimizer, max_grad_norm, loss_scaling, recompute
+                model,
+                batch_size,
+                sequence_length,
+                precision,
+                optimizer,
+                max_grad_norm,
+                loss_scaling,
+                recompute,
+                variants=known,
             ),
             device_profile(self.device),
         )
@@ -99,9 +109,9 @@ class WebGPUSession:
         self._interval = metrics_interval
         self.scaler = DynamicLossScaler(loss_scaling)
         self.executor = Executor(self.device, self.plan)
-        if variants is None:
-            variants = choose_variants(self.executor, progress)
-        self.executor.choices = dict(variants)
+        self.executor.choices = choose_variants(self.executor, known, progress)
+        if variants is None and self.executor.choices.items() - known.items():
+            cache.add(self.executor.choices)
         self.executor.prepare([p for p in self.plan.programs if p not in DECODING], progress)
         self._warm_up()
         self._prepare_host()

@@ -10,42 +10,36 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from hybrid.backends.webgpu.device import Device
 from hybrid.backends.webgpu.executor import Encoded, Executor, Progress
 from hybrid.plan.document import Dispatch
 from hybrid.resources import cache_folder
 
 ROUNDS = 3
-FORMAT = 1
+FORMAT = 2
 
 
 def choose_variants(
     executor: Executor,
+    known: Mapping[str, str],
     progress: Progress | None = None,
     *,
-    use_cache: bool = True,
     clock: Callable[[], float] = time.perf_counter,
-) -> dict[str, int]:
-    """Product class -> index of the fastest variant. Unknown classes are timed on the plan's own (still empty)
-    arenas."""
+) -> dict[str, str]:
+    """Product class -> name of the fastest variant. Classes that `known` has no usable answer for are timed, on the
+    plan's own (still empty) arenas."""
     classes = representatives(executor)
-    path = cache_path(executor)
-    known = _read(path) if use_cache else {}
-    chosen: dict[str, int] = {}
-    timed: dict[str, str] = {}
-    missing = [name for name, d in classes.items() if known.get(name) not in [c.kernel for c in d.choices]]
+    chosen = {name: known[name] for name, d in classes.items() if known.get(name) in [c.variant for c in d.choices]}
+    missing = [name for name in classes if name not in chosen]
     for done, name in enumerate(missing):
         if progress:
             progress("timing kernel variants", done, len(missing))
         times = time_choices(executor, classes[name], clock)
-        timed[name] = classes[name].choices[times.index(min(times))].kernel
-    if timed and use_cache:
-        _write(path, {**_read(path), **timed})
-    for name, dispatch in classes.items():
-        chosen[name] = [c.kernel for c in dispatch.choices].index({**known, **timed}[name])
+        chosen[name] = classes[name].choices[times.index(min(times))].variant
     return chosen
 
 
@@ -90,34 +84,33 @@ def _bytes(dispatch: Dispatch) -> int:
     return sum(b.size for b in dispatch.bindings)
 
 
-def cache_path(executor: Executor) -> Path:
-    """One file per adapter and driver."""
-    info = executor.device.info
-    identity = "\n".join((info.vendor, info.name, info.description, info.backend, executor.plan.precision))
-    return cache_folder("variants") / f"{hashlib.sha256(identity.encode()).hexdigest()[:16]}.json"
+class VariantCache:
+    """The remembered winners of one adapter, driver and precision: a file in the user's cache."""
 
+    def __init__(self, device: Device, precision: str) -> None:
+        info = device.info
+        identity = "\n".join((info.vendor, info.name, info.description, info.backend, precision))
+        self.path = cache_folder("variants") / f"{hashlib.sha256(identity.encode()).hexdigest()[:16]}.json"
 
-def _read(path: Path) -> dict[str, str]:
-    """The remembered choices; a file that cannot be understood is only a reason to time again."""
-    try:
-        document: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    if (
-        not isinstance(document, dict)
-        or document.get("format") != FORMAT
-        or not isinstance(document.get("choices"), dict)
-    ):
-        return {}
-    return {str(k): str(v) for k, v in document["choices"].items()}
+    def read(self) -> dict[str, str]:
+        """Winners by product class; a file that cannot be understood is only a reason to time again."""
+        try:
+            document: Any = json.loads(self.path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        if not isinstance(document, dict) or document.get("format") != FORMAT:
+            return {}
+        variants = document.get("variants")
+        return {str(k): str(v) for k, v in variants.items()} if isinstance(variants, dict) else {}
 
-
-def _write(path: Path, choices: dict[str, str]) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump({"format": FORMAT, "choices": choices}, file, indent=1, sort_keys=True)
-        Path(temporary).replace(path)
-    except OSError:
-        return  # a read-only home costs a second at the next start and nothing else
+    def add(self, variants: Mapping[str, str]) -> None:
+        """Remember these too. A read-only home costs a second at the next start and nothing else."""
+        merged = {**self.read(), **variants}
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            handle, temporary = tempfile.mkstemp(dir=self.path.parent)
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                json.dump({"format": FORMAT, "variants": merged}, file, indent=1, sort_keys=True)
+            Path(temporary).replace(self.path)
+        except OSError:
+            return

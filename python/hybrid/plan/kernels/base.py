@@ -174,9 +174,7 @@ def prelude(precision: str, stores_activations: bool, defines: tuple[tuple[str, 
         lines += [f"@group(0) @binding({FLAGS_BINDING}) {flags}", _CHECKED_STORES]
     else:
         lines += ["fn to_act(v: f32) -> act { return act(v); }", "fn to_act4(v: vec4<f32>) -> act4 { return act4(v); }"]
-    lines.append(
-        "fn workgroup_index(id: vec3<u32>, count: vec3<u32>) -> u32 { return id.x + id.y * count.x; }\n"
-    )
+    lines.append("fn workgroup_index(id: vec3<u32>, count: vec3<u32>) -> u32 { return id.x + id.y * count.x; }\n")
     return "\n".join(lines)
 
 

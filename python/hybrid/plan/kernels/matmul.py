@@ -17,8 +17,7 @@ from hybrid.plan.kernels.base import Binding, Kernel, Launch, ceil_div, grid
 
 FORMS = ("nt", "nn", "tn")
 _UNIFORMS = tuple(
-    (name, "u32")
-    for name in ("m", "n", "k", "lda", "ldb", "ldc", "a_offset", "b_offset", "c_offset", "accumulate")
+    (name, "u32") for name in ("m", "n", "k", "lda", "ldb", "ldc", "a_offset", "b_offset", "c_offset", "accumulate")
 )
 
 

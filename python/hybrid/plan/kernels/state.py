@@ -117,7 +117,8 @@ def grad_stats(elements: int, *, partial_offset: int, precision: str) -> Launch:
 def step_finalize(
     records: int, *, ring_rows: int, max_norm: float, scaler: DynamicLossScaler, precision: str
 ) -> Launch:
-    """Bindings: partials, step_state, overflow_flags u32 [2] (a store, or a weight, beyond f16), ring u32 [ring_rows, 16].
+    """Bindings: partials, step_state, overflow_flags u32 [2] (a store, or a weight, beyond f16), ring u32 [ring_rows,
+    16].
 
     Judges the step (see `docs/formats/plan.md` for the result row), moves the loss scale, sets the clip factor,
     counts the optimizer step.
