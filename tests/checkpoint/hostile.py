@@ -7,8 +7,11 @@ from typing import Any
 
 from hybrid.checkpoint import manifest
 
+DELETE = object()
+
 
 def put(path: str, value: object) -> Callable[[dict[str, Any]], None]:
+    """A change that sets the member at a path such as `progress/step`, or deletes it."""
     *parents, last = path.split("/")
 
     def change(document: dict[str, Any]) -> None:
@@ -22,7 +25,6 @@ def put(path: str, value: object) -> Callable[[dict[str, Any]], None]:
     return change
 
 
-DELETE = object()
 CONFIG = "files/config.json"
 AUDIT = {
     "field": "contract.seed",

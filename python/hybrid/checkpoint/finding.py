@@ -119,14 +119,17 @@ def resolve(path: Path) -> CheckpointRef:
 
     Errors: CheckpointNotFound naming what was looked for; CheckpointCorrupt.
     """
-    if (path / MANIFEST_NAME).exists() or _STEP.match(path.name):
-        return read_ref(path)
-    if not path.exists():
-        raise CheckpointNotFound(f"{path}: there is no such run or checkpoint")
-    if not path.is_dir():
-        raise CheckpointNotFound(f"{path}: a file; expected a run folder or a checkpoint folder")
-    inner = path / CHECKPOINTS_FOLDER
-    folder = inner if inner.is_dir() else path
+    try:
+        if (path / MANIFEST_NAME).exists() or _STEP.match(path.name):
+            return read_ref(path)
+        if not path.exists():
+            raise CheckpointNotFound(f"{path}: there is no such run or checkpoint")
+        if not path.is_dir():
+            raise CheckpointNotFound(f"{path}: a file; expected a run folder or a checkpoint folder")
+        inner = path / CHECKPOINTS_FOLDER
+        folder = inner if inner.is_dir() else path
+    except OSError as error:
+        raise CheckpointCorrupt(f"{path}: cannot be read: {error.strerror or error}") from error
     ref = newest(folder)
     if ref is None:
         raise CheckpointNotFound(f"{folder}: there is no finished checkpoint here")

@@ -89,11 +89,11 @@ class CheckpointStore:
         """
         snapshot.validate()
         target = self.folder / finding.step_folder_name(snapshot.progress.step)
-        if target.exists() and self._holds(target, snapshot):
-            self._prune_after_save(target)
-            return target
         temporary = self._sibling(finding.TEMPORARY, target.name)
         try:
+            if target.exists() and self._holds(target, snapshot):
+                self._prune_after_save(target)
+                return target
             self._filesystem.create_folder(temporary)
             manifest = self._write(temporary, snapshot)
             self._put_in_place(temporary, target)
