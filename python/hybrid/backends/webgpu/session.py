@@ -387,7 +387,7 @@ class WebGPUSession:
             inf_count=int(row[9]),
             optimizer_step=int(row[10]),
             growth_counter=int(row[11]),
-            loss_scale_after=float(floats[12]),
+            loss_scale_after=float(floats[12]) if self.scaler.enabled else 1.0,
             timing_source=source,
             **times,
         )
