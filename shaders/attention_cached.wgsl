@@ -1,7 +1,7 @@
 // Attention of a few new queries over the key/value cache, one workgroup for each query and head.
 //
-// Keys come in chunks of WORKGROUP: each thread scores one key, then each thread adds up one channel of the values, with
-// the online softmax of attention_forward.wgsl between chunks. Every thread keeps the same running maximum.
+// Keys come in chunks of WORKGROUP: each thread scores one key, then each thread adds up one channel of the values,
+// with the online softmax of attention_forward.wgsl between chunks. Every thread keeps the same running maximum.
 
 struct Uniforms { heads: u32, kv_heads: u32, vectors: u32, window: u32, scale: f32 }
 

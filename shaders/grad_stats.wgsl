@@ -31,7 +31,8 @@ fn main(
     sum += g * g;
   }
   squares[thread] = (sum.x + sum.y) + (sum.z + sum.w);
-  counts[thread] = vec2<u32>(nans.x + nans.y + nans.z + nans.w, infinities.x + infinities.y + infinities.z + infinities.w);
+  let pairs = vec4<u32>(nans.xy + nans.zw, infinities.xy + infinities.zw);
+  counts[thread] = pairs.xz + pairs.yw;
   workgroupBarrier();
   if (thread != 0u) { return; }
   var all = 0.0;

@@ -120,13 +120,19 @@ def device():  # type: ignore[no-untyped-def]
     return shared_device()
 
 
-@pytest.fixture(params=["f32", "mixed-f16"])
-def precision(request: pytest.FixtureRequest) -> str:
-    """Each precision; mixed-f16 is skipped, and counted as not run, on an adapter without shader-f16."""
-    from kernels.harness import shared_device
-
-    if request.param == "mixed-f16" and not shared_device().has_f16:
-        reason = f"{shared_device().name} lacks shader-f16"
+@pytest.fixture
+def f16_device(device):  # type: ignore[no-untyped-def]
+    """The same device; the test is skipped, and counted as not run, where it lacks shader-f16."""
+    if not device.has_f16:
+        reason = f"{device.name} lacks shader-f16"
         _not_run["webgpu", reason] += 1
         pytest.skip(reason)
+    return device
+
+
+@pytest.fixture(params=["f32", "mixed-f16"])
+def precision(request: pytest.FixtureRequest) -> str:
+    """Each precision; mixed-f16 needs `f16_device`."""
+    if request.param == "mixed-f16":
+        request.getfixturevalue("f16_device")
     return str(request.param)

@@ -24,9 +24,13 @@ _PIPELINES: dict[tuple[int, Kernel, str], tuple[Any, Any]] = {}
 
 
 class Outputs(list[NDArray[Any]]):
-    """The arrays of the read_write bindings, in order; `overflow` tells whether an f16 store did not fit."""
+    """The arrays of the read_write bindings, in order.
+
+    `overflow` tells whether an f16 store did not fit, `weight_overflow` the same of an f16 copy of a weight.
+    """
 
     overflow: bool = False
+    weight_overflow: bool = False
 
 
 @cache
@@ -91,7 +95,8 @@ def run(
         result = np.frombuffer(raw[:size], dtype=_dtype(binding.element, precision)).reshape(np.shape(array))
         outputs.append(result.astype(np.float32) if result.dtype == np.float16 else result.copy())
     if has_flags(kernel, precision):
-        outputs.overflow = bytes(gpu.queue.read_buffer(buffers[-1], size=4)) != bytes(4)
+        flags = np.frombuffer(gpu.queue.read_buffer(buffers[-1], size=8), np.uint32)
+        outputs.overflow, outputs.weight_overflow = bool(flags[0]), bool(flags[1])
     for buffer in buffers:
         buffer.destroy()
     return outputs

@@ -105,9 +105,7 @@ def test_nan_is_never_hidden(name):
     assert np.isnan(y).tolist() == [False, True, False, False]
 
 
-def test_a_product_beyond_f16_raises_the_flag(device):
-    if not device.has_f16:
-        pytest.skip(f"{device.name} lacks shader-f16")
+def test_a_product_beyond_f16_raises_the_flag(f16_device):
     for size in (4, 5):
         launch = elementwise.mul(size, precision="mixed-f16")
         fits, overflows = np.full(size, 250.0), np.full(size, 263.0)

@@ -86,9 +86,7 @@ def test_parameter_gradients_add_to_what_is_there(kind, shape, precision):
     assert_close(gradient, before + terms.sum(0))
 
 
-def test_a_large_activation_raises_the_flag_and_a_fitting_one_does_not(device):
-    if not device.has_f16:
-        pytest.skip(f"{device.name} lacks shader-f16")
+def test_a_large_activation_raises_the_flag_and_a_fitting_one_does_not(f16_device):
     x, weight = np.ones((2, 4)), np.ones(4)
     launch = norm.rms_norm(2, 4, eps=EPS, precision="mixed-f16")
     assert not run(launch, [x, weight * 65_504, np.zeros((2, 4)), np.zeros(2)], "mixed-f16").overflow

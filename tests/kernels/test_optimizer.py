@@ -92,16 +92,19 @@ def test_a_skipped_step_leaves_everything_as_it_was(precision):
         assert np.array_equal(got, before)
 
 
-def test_f16_copies_are_the_nearest_f16_of_the_master_weights(precision):
-    if precision == "f32":
-        return
+def test_f16_copies_are_the_nearest_f16_of_the_master_weights(f16_device):
+    precision = "mixed-f16"
     p = np.array([1.0001, -2e-4, 70_000.0, -1e9, 65_504.0, 0, 0, 0], np.float32)
     nearest = np.clip(p, -65_504, 65_504).astype(np.float16)
-    (copy,) = run(optimizer.to_half(8, precision=precision), [p, np.zeros(8)], precision)
-    assert np.array_equal(copy, nearest)
+    outputs = run(optimizer.to_half(8, precision=precision), [p, np.zeros(8)], precision)
+    assert np.array_equal(outputs[0], nearest)
+    assert outputs.weight_overflow
+    assert not outputs.overflow
+    assert not run(optimizer.to_half(8, precision=precision), [p / 2e4, np.zeros(8)], precision).weight_overflow
     zero = np.zeros(8)
     arrays = [p, zero, zero, zero, _schedule(1, 1), _state(1), zero]
     outputs = run(_launch(8, 1, precision, half=True), arrays, precision)
     assert np.array_equal(outputs[0], p)
     assert np.array_equal(outputs[3], nearest)
+    assert outputs.weight_overflow
     assert not outputs.overflow

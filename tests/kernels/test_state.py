@@ -37,11 +37,11 @@ def fresh_state(scaler: DynamicLossScaler | None = None, optimizer_step: int = 0
 def begin(words, data_step: int, targets: int, z_loss: float = 0.0, flags: int = 0):
     step_input = np.zeros(64, np.uint32)
     step_input[:4] = data_step, targets, bits(1 / targets), bits(z_loss)
-    arrays = [step_input, words, [0.0], [0.0], np.array([flags])]
+    arrays = [step_input, words, [0.0], [0.0], np.array([flags, 0])]
     return run(state.step_begin(precision="f32"), arrays)
 
 
-def finalize(words, gradients, *, flags=0, max_norm=0.0, scaler=None, ring=None):
+def finalize(words, gradients, *, flags=(0, 0), max_norm=0.0, scaler=None, ring=None):
     """Statistics of the gradients, then the end of the step. Returns the new state and the ring."""
     gradients = np.asarray(gradients, np.float32)
     records = state.partials_of(gradients.size)
@@ -55,7 +55,7 @@ def finalize(words, gradients, *, flags=0, max_norm=0.0, scaler=None, ring=None)
         scaler=scaler or DynamicLossScaler(),
         precision="f32",
     )
-    return run(launch, [partials, words, [flags], ring])
+    return run(launch, [partials, words, flags, ring])
 
 
 def test_a_step_opens_with_clean_accumulators_and_the_scaled_seed():
@@ -132,21 +132,22 @@ def test_the_norm_is_of_unscaled_gradients_and_clipping_starts_above_the_limit()
 
 @pytest.mark.parametrize("enabled", [False, True])
 @pytest.mark.parametrize(
-    ("gradients", "f16_flag", "counts"),
+    ("gradients", "flags", "counts"),
     [
-        ([1.0, np.nan, np.nan, 2.0], 0, [2, 0]),
-        ([1.0, np.inf, -np.inf, np.nan], 0, [1, 2]),
-        ([1e38, 1e38, 1e38, 1e38], 0, [0, 0]),  # finite, but their norm is not
-        ([1.0, 0.0, 0.0, 0.0], 1, [0, 0]),
+        ([1.0, np.nan, np.nan, 2.0], (0, 0), [2, 0]),
+        ([1.0, np.inf, -np.inf, np.nan], (0, 0), [1, 2]),
+        ([1e38, 1e38, 1e38, 1e38], (0, 0), [0, 0]),  # finite, but their norm is not
+        ([1.0, 0.0, 0.0, 0.0], (1, 0), [0, 0]),  # an activation or its gradient did not fit f16
+        ([1.0, 0.0, 0.0, 0.0], (0, 1), [0, 0]),  # a weight did not fit f16
     ],
 )
-def test_what_is_not_finite_never_reaches_the_weights_scaler_on_or_off(gradients, f16_flag, counts, enabled):
+def test_what_is_not_finite_never_reaches_the_weights_scaler_on_or_off(gradients, flags, counts, enabled):
     scaler = DynamicLossScaler({"enabled": enabled, "initialScale": 64})
     words, *_ = begin(fresh_state(scaler, optimizer_step=3), data_step=2, targets=1)
-    words, ring = finalize(words, gradients, flags=f16_flag, max_norm=1.0, scaler=scaler)
+    words, ring = finalize(words, gradients, flags=flags, max_norm=1.0, scaler=scaler)
     assert words[[state.SKIP, state.OPTIMIZER_STEP]].tolist() == [1, 3]
     row = ring[2]
-    norm_broken = 0 if f16_flag else state.FLAG_NORM_NOT_FINITE
+    norm_broken = 0 if any(flags) else state.FLAG_NORM_NOT_FINITE
     assert row[7] == state.FLAG_OVERFLOW | norm_broken
     assert row[[8, 9, 10]].tolist() == [*counts, 3]
     assert number(row[5]) == 1
