@@ -23,7 +23,7 @@ from hybrid.plan import kernels
 from hybrid.plan.document import BoundSlice, Choice, Clear, Command, Dispatch, Plan, PlanKernel, PlanTensor, check_plan
 from hybrid.plan.kernels import optimizer as optimizer_kernels
 from hybrid.plan.kernels import state as state_kernels
-from hybrid.plan.kernels.base import FLAGS_BINDING, Kernel, source_hash
+from hybrid.plan.kernels.base import Kernel, source_hash
 from hybrid.plan.layout import ParameterLayout, lay_out_parameters, place_all
 from hybrid.plan.lowering import TEMPORARY, Lowering, Spec, Tensor
 from hybrid.plan.memory import COLOURS, Temporary, colour, pack
@@ -306,14 +306,8 @@ class _Compiler:
                 text = kernel.source(self.settings.precision, writable.get(kernel.name, frozenset()))
                 sha = source_hash(text)
                 sources[sha] = text
-                bindings = [
-                    (i + 1, "read_write" if i in writable.get(kernel.name, ()) else b.access)
-                    for i, b in enumerate(kernel.bindings)
-                ]
-                if self.half and kernel.stores_activations:
-                    bindings.append((FLAGS_BINDING, "read_write"))
-                types = "".join({"u32": "u", "f32": "f"}[kind] for _, kind in kernel.uniforms)
-                plan_kernels[kernel.name] = PlanKernel(sha, tuple(sorted(kernel.constants)), tuple(bindings), types)
+                positions = writable.get(kernel.name, frozenset())
+                plan_kernels[kernel.name] = PlanKernel.of(kernel, sha, self.settings.precision, positions)
             return kernel.name
 
         flags = self.fixed["overflow_flags"]
@@ -363,6 +357,7 @@ class _Compiler:
             settings={
                 "optimizer": asdict(s.optimizer),
                 "groups": [{"name": g.name, "decay": g.decay, "names": list(g.names)} for g in self.groups],
+                "initial": {spec.name: {"init": spec.init, "std": spec.std} for spec in self.specs},
                 "maxGradNorm": s.max_grad_norm,
                 "lossScaling": s.loss_scaling,
                 "recompute": s.recompute,
