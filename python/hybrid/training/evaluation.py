@@ -24,7 +24,7 @@ def evaluate(
     """
     loss, targets = 0.0, 0
     for batch in evaluation_batches(samples, batch_size, batches=batches or None):
-        if stop:
+        if stop.requested:
             return None
         if batch.target_tokens:
             result = session.evaluate(batch)
@@ -58,7 +58,7 @@ def sample(session: TrainingSession, tokenizer: Tokenizer, settings: SamplingSec
     stream = tokenizer.stream()
     pieces = []
     for token in session.generate(prompt_ids(tokenizer, settings.prompt), options):
-        if stop:
+        if stop.requested:
             break
         if token not in stop_ids:
             pieces.append(stream.push(token))

@@ -133,7 +133,7 @@ class Trainer:
             self._save_if_due(session)
             self._evaluate_if_due(session)
             self._sample_if_due(session)
-            if self.stop:
+            if self.stop.requested:
                 return self._end(session, "stopped")
             if self.step >= self.steps:
                 return self._end(session, "finished")

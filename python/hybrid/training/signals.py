@@ -37,7 +37,9 @@ class StopFlag:
             self._reason = f"run.maxHours = {self._max_hours:g} is over"
         return self._reason
 
-    def __bool__(self) -> bool:
+    @property
+    def requested(self) -> bool:
+        """Whether a stop is due."""
         return self.reason is not None
 
     def request(self, reason: str) -> None:

@@ -98,7 +98,7 @@ def prepare_run(request: Request, services: Services) -> tuple[Prepared, Checkpo
     )
     start = find_start(request.resume, request.run_dir, store)
     services.phase("data")
-    data = prepare(request.config.data, progress=_progress(services), should_stop=lambda: bool(services.stop))
+    data = prepare(request.config.data, progress=_progress(services), should_stop=lambda: services.stop.requested)
     services.stop.check()
     config = resolve(request.config, data.tokenizer.vocabulary_size, len(data.train), start.config)
     steps, limit = run_length(config, len(data.train))

@@ -66,7 +66,8 @@ def build(arguments: argparse.Namespace) -> int:
     config = load_config(arguments.config, arguments.preset, arguments.assignments, given)
     with StopFlag().installed() as stop:
         report = commands.build(
-            config.data, arguments.out, replace=arguments.replace, progress=_progress(), should_stop=lambda: bool(stop)
+            config.data, arguments.out, replace=arguments.replace, progress=_progress(), should_stop=lambda:
+            stop.requested
         )
     _clear()
     text = (
@@ -82,7 +83,7 @@ def verify(arguments: argparse.Namespace) -> int:
     from hybrid.training.signals import StopFlag
 
     with StopFlag().installed() as stop:
-        report = commands.verify(arguments.path, progress=_progress(), should_stop=lambda: bool(stop))
+        report = commands.verify(arguments.path, progress=_progress(), should_stop=lambda: stop.requested)
     _clear()
     text = f"{report['path']}: every byte is what was written ({report['tokens']:,} tokens, {report['bytes']:,} bytes)"
     return _print(report, text, arguments.json)

@@ -163,9 +163,8 @@ def report_text(report: dict[str, Any]) -> str:
     lines += ["", "backends:"]
     for name, facts in report["backends"].items():
         if facts["runs"]:
-            lines.append(
-                f"  {name}: runs; precision f32{' and mixed-f16' if facts['mixedF16'] else ' (no mixed-f16 here)'}"
-            )
+            f16 = " and mixed-f16" if facts["mixedF16"] else " (no mixed-f16 here)"
+            lines.append(f"  {name}: runs; precision f32{f16}")
         else:
             lines.append(f"  {name}: does not run: {facts['problem']}")
     missing = {name: facts["extra"] for name, facts in report["extras"].items() if facts["version"] is None}

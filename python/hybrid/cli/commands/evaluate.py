@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     given = flags(arguments, backend="backend.name", adapter="backend.adapter")
     model = SavedModel.open(arguments.path, tuple(arguments.assignments), given)
     with StopFlag().installed() as stop:
-        data = prepare(model.config.data, should_stop=lambda: bool(stop))
+        data = prepare(model.config.data, should_stop=lambda: stop.requested)
         samples = data.train if arguments.split == "train" else data.validation
         if samples is None:
             raise ConfigError(

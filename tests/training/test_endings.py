@@ -1,0 +1,154 @@
+"""How a run can go wrong or be ended: overflow, alerts, lost devices, stop requests."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hybrid.contracts.loss_scaler import DynamicLossScaler
+from hybrid.errors import AlertRaised, DeviceLost, StopRequested
+from hybrid.training.metrics_log import read_rows
+from hybrid.training.signals import StopFlag
+from training.micro import Recorder, entries, run, run_file, state_hash, steps_saved
+from training.sessions import FakeClock, losing
+
+ALERTS = ("telemetry.alerts.enabled=true", "telemetry.alerts.failOnAlert=true")
+
+
+def test_an_overflow_skips_the_optimizer_and_leaves_the_documented_trace(tmp_path: Path) -> None:
+    scaling = {
+        "enabled": True,
+        "initialScale": 2.0**40,
+        "maxScale": 2.0**40,
+        "backoffFactor": 2.0**-8,
+        "growthInterval": 4,
+    }
+    settings = [f"lossScaling.{name}={json.dumps(value)}" for name, value in scaling.items()]
+    run(tmp_path, "precision.type=mixed-f16", "run.steps=14", "run.logEvery=1", *settings)
+    rows = entries(tmp_path)
+    overflows = [row["overflow"] for row in rows]
+    assert overflows[0] and not overflows[-1], "the scale comes down to where f16 holds the gradients"
+    scaler, updates = DynamicLossScaler(scaling), 0
+    for row in rows:
+        assert row["loss_scale"] == scaler.step_scale()
+        scaler.update(row["overflow"])
+        updates += not row["overflow"]
+        assert row["optimizer_step"] == updates, "a skipped step does not count for the optimizer"
+        assert row["skipped_optimizer_step"] == row["overflow"]
+        assert (row["effective_lr"] is None) == row["overflow"] and row["lr"] is not None
+        assert row["total_loss"] < 10 and not row["loss_overflow"], "the loss itself is not scaled"
+        assert row["objective"] == "cross_entropy" and row["trainable_groups"] == ["decay", "no_decay"]
+    assert [row["step"] for row in rows] == list(range(1, 15)), "the run's own step goes on"
+    assert [row["lr"] for row in rows if not row["overflow"]][0] == rows[0]["lr"], "the rate that was due is due again"
+
+
+def test_an_alert_with_fail_on_alert_ends_the_run_before_the_step_is_applied(tmp_path: Path) -> None:
+    run(tmp_path, "run.steps=5", *ALERTS, "telemetry.alerts.thresholds.maxGradientNorm=1e9")
+    before = state_hash(tmp_path)
+    with pytest.raises(AlertRaised) as raised:
+        run(tmp_path, "run.steps=9", *ALERTS, "telemetry.alerts.thresholds.maxGradientNorm=1e-9")
+    assert raised.value.exit_code == 4
+    assert str(raised.value) == "training telemetry alert(s): max_gradient_norm_exceeded at step 6."
+    rows = entries(tmp_path)
+    assert rows[-1]["step"] == 6 and rows[-1]["telemetry_alerts"] == ["max_gradient_norm_exceeded"]
+    assert run_file(tmp_path)["status"] == "alert" and run_file(tmp_path)["step"] == 5
+    assert state_hash(tmp_path) == before and steps_saved(tmp_path) == [5]
+    assert "<polyline" in (tmp_path / "run" / "loss.svg").read_text(), "what was measured is kept"
+    run(tmp_path, "run.steps=7")
+    run(tmp_path, "run.steps=7", run="undisturbed")
+    assert state_hash(tmp_path) == state_hash(tmp_path, "undisturbed"), "the bad step left no trace in the state"
+
+
+def test_the_step_time_is_judged_after_the_step_and_the_state_is_saved(tmp_path: Path) -> None:
+    with pytest.raises(AlertRaised, match="max_step_time_ms_exceeded at step 1"):
+        run(tmp_path, *ALERTS, "telemetry.alerts.thresholds.maxStepTimeMs=0")
+    assert steps_saved(tmp_path) == [1]
+
+
+def test_alerts_without_fail_on_alert_are_reported_and_the_run_goes_on(tmp_path: Path) -> None:
+    view = Recorder()
+    run(tmp_path, "run.steps=2", ALERTS[0], "telemetry.alerts.thresholds.maxGradientNorm=1e-9", view=view)
+    assert all(row["telemetry_alerts"] == ["max_gradient_norm_exceeded"] for row in entries(tmp_path))
+    assert [facts["alerts"] for facts in view.of("step")] == [["max_gradient_norm_exceeded"]] * 2
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        [("accumulate", 1)],
+        [("apply", 7), ("begin", 9)],
+        [("export_state", 5), ("evaluate", 8), ("poll_metrics", 12)],
+        [("generate", 8), ("import_state", 0)],
+    ],
+    ids=["at once", "in steps", "in saving and evaluation", "in a sample, and again in the recovery"],
+)
+def test_a_lost_device_is_replaced_and_the_run_ends_in_the_same_state(
+    tmp_path: Path, times: list[tuple[str, int]]
+) -> None:
+    run(tmp_path, "run.steps=15", run="whole")
+    view, expected = Recorder(), len(times)
+    run(tmp_path, "run.steps=15", "evaluation.every=4", "sampling.every=8", view=view, session=losing(times))
+    assert not times, "every loss took place"
+    assert state_hash(tmp_path) == state_hash(tmp_path, "whole")
+    assert [row["total_loss"] for row in entries(tmp_path)] == [row["total_loss"] for row in entries(tmp_path, "whole")]
+    assert [row["step"] for row in read_rows(tmp_path / "run" / "validation.jsonl")] == [4, 8, 12, 15]
+    notes = [facts["text"] for facts in view.of("note") if "device was lost" in facts["text"]]
+    assert len(notes) == expected and f"({expected} of at most 3 times)" in notes[-1]
+
+
+def test_at_most_one_checkpoint_interval_is_lost_with_a_device(tmp_path: Path) -> None:
+    view = Recorder()
+    run(tmp_path, "run.steps=15", view=view, session=losing([("apply", 14)]))
+    assert [facts["step"] for facts in view.of("run")] == [0, 10]
+    assert [row["step"] for row in entries(tmp_path, name="metrics.discarded.jsonl")] == [11, 12, 13]
+
+
+def test_devices_are_replaced_a_bounded_number_of_times(tmp_path: Path) -> None:
+    with pytest.raises(DeviceLost, match=r"lost 3 times, and backend\.maxRecoveries is 2"):
+        run(tmp_path, "backend.maxRecoveries=2", session=losing([("apply", 7)] * 5))
+    assert run_file(tmp_path)["status"] == "failed"
+    assert run(tmp_path, "run.steps=8").step == 8, "and the run can still be continued"
+
+
+@pytest.mark.parametrize("phase", ["data", "warm-up", "train", "evaluate", "sample", "save"])
+def test_a_stop_is_honoured_in_every_phase_and_the_run_goes_on_exactly(tmp_path: Path, phase: str) -> None:
+    settings = ("run.steps=12", "evaluation.every=4", "sampling.every=6")
+    run(tmp_path, *settings, run="whole")
+    stop = StopFlag()
+
+    def request(kind: str, facts: dict[str, object]) -> None:
+        if kind == "phase" and facts["phase"] == phase:
+            stop.request("a test")
+
+    if phase == "data":
+        with pytest.raises(StopRequested) as stopped:
+            run(tmp_path, *settings, view=Recorder(request), stop=stop)
+        assert stopped.value.exit_code == 75 and run_file(tmp_path)["status"] == "stopped"
+    else:
+        outcome = run(tmp_path, *settings, view=Recorder(request), stop=stop)
+        assert outcome.exit_code == 75 and outcome.step < 12 and "a test" in outcome.message
+        assert run_file(tmp_path)["status"] == "stopped"
+        assert steps_saved(tmp_path)[-1:] == ([outcome.step] if outcome.step else [])
+    assert run(tmp_path, *settings).status == "finished"
+    assert state_hash(tmp_path) == state_hash(tmp_path, "whole")
+    rows = list(read_rows(tmp_path / "run" / "validation.jsonl"))
+    assert [row["step"] for row in rows] == [4, 8, 12], "an interrupted evaluation is made up for"
+    assert rows == list(read_rows(tmp_path / "whole" / "validation.jsonl"))
+
+
+def test_the_time_limit_is_a_stop(tmp_path: Path) -> None:
+    clock = FakeClock()
+    stop = StopFlag(max_hours=1.5, clock=clock)
+    view = Recorder(lambda kind, facts: setattr(clock, "seconds", clock.seconds + 5400) if kind == "step" else None)
+    outcome = run(tmp_path, view=view, stop=stop)
+    assert (outcome.exit_code, outcome.step) == (75, 4), "after the first line of the log"
+    assert outcome.message.startswith("stopped (run.maxHours = 1.5 is over), saved at step 4; start it again")
+
+
+def test_a_stop_at_step_zero_saves_nothing(tmp_path: Path) -> None:
+    stop = StopFlag()
+    view = Recorder(lambda kind, facts: stop.request("a test") if kind == "run" else None)
+    outcome = run(tmp_path, view=view, stop=stop)
+    assert (outcome.exit_code, outcome.step) == (75, 0) and steps_saved(tmp_path) == []
