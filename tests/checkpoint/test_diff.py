@@ -27,7 +27,9 @@ def test_a_listing_has_every_folder_with_its_status(tmp_path: Path) -> None:
     (first / "model.safetensors").unlink()
     damaged, complete = diff.list_checkpoints(tmp_path)
     assert (damaged["status"], damaged["step"]) == ("damaged", 1) and "model.safetensors" in damaged["detail"]
-    assert complete["path"] == str(second) and complete["sequence"] == 2 and complete["timestamp"] == 1_700_000_000_250
+    assert (
+        complete["path"] == str(second) and complete["sequence"] == 2 and complete["timestamp_ms"] == 1_700_000_000_250
+    )
     assert complete["size"] == sum(p.stat().st_size for p in second.iterdir() if p.name != "checkpoint.json")
     assert diff.list_checkpoints(tmp_path / "checkpoints") == [damaged, complete]
     with pytest.raises(CheckpointNotFound, match="no such run folder"):

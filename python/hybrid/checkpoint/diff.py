@@ -21,7 +21,7 @@ _ABSENT = "<absent>"
 
 def list_checkpoints(run: Path) -> list[dict[str, Any]]:
     """One entry for each folder under the run's `checkpoints/`: path, step, status, detail, and if it is complete its
-    sequence, timestamp (Unix milliseconds), size (bytes) and hashes. Errors: CheckpointNotFound if there is no such
+    sequence, timestamp_ms (Unix), size (bytes) and hashes. Errors: CheckpointNotFound if there is no such
     run.
     """
     folder = run / finding.CHECKPOINTS_FOLDER
@@ -153,7 +153,7 @@ def _identity(ref: CheckpointRef) -> dict[str, Any]:
     return {
         "step": ref.step,
         "sequence": ref.sequence,
-        "timestamp": ref.timestamp_ms,
+        "timestamp_ms": ref.timestamp_ms,
         "size": ref.size,
         "checkpointHash": ref.checkpoint_hash,
         "stateHash": ref.state_hash,
