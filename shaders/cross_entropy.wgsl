@@ -3,7 +3,7 @@
 //   lse = log(sum(exp(logits)));  nll = lse - logits[target];  loss = nll + z * lse^2
 //   d loss / d logits = (1 + 2 z lse) * softmax - [target]
 
-struct Uniforms { rows: u32, columns: u32 }
+struct Uniforms { rows: u32, columns: u32, upstream_stride: u32 }
 
 @group(0) @binding(0) var<uniform> u: Uniforms;
 //#if GRADIENT
@@ -30,30 +30,27 @@ var<workgroup> maxima: array<f32, WORKGROUP>;
 var<workgroup> sums: array<f32, WORKGROUP>;
 var<workgroup> not_finite: array<u32, WORKGROUP>;
 
-fn largest(v: wide) -> f32 {
-  var result = LOWEST;
-  for (var i = 0u; i < WIDTH; i++) { result = max(result, lane(v, i)); }
-  return result;
-}
-
-// The bits of an element that is NaN or infinite, else 0. Kept as bits: a compiler may assume that such values do
-// not exist.
-fn not_finite_bits(v: wide) -> u32 {
-  var result = 0u;
-  for (var i = 0u; i < WIDTH; i++) {
-    let bits = bitcast<u32>(lane(v, i));
-    result = select(result, bits, (bits & 0x7f800000u) == 0x7f800000u);
-  }
-  return result;
-}
-
-fn lane(v: wide, i: u32) -> f32 {
+// The bits of an element that is NaN or infinite, else 0. Kept as bits: a compiler may assume that such values do not
+// exist. Two of them or-ed together still have an exponent of ones.
 //#if SCALAR
-  return v;
-//#else
-  return v[i];
-//#endif
+fn not_finite_bits(v: wide) -> u32 {
+  let bits = bitcast<u32>(v);
+  return select(0u, bits, (bits & 0x7f800000u) == 0x7f800000u);
 }
+fn largest(v: wide) -> f32 { return v; }
+fn lane(v: wide, i: u32) -> f32 { return v; }
+fn one_hot(i: u32) -> wide { return 1.0; }
+//#else
+fn not_finite_bits(v: wide) -> u32 {
+  let bits = bitcast<vec4<u32>>(v);
+  let exponent = vec4<u32>(0x7f800000u);
+  let kept = select(vec4<u32>(), bits, (bits & exponent) == exponent);
+  return (kept.x | kept.y) | (kept.z | kept.w);
+}
+fn largest(v: wide) -> f32 { return max(max(v.x, v.y), max(v.z, v.w)); }
+fn lane(v: wide, i: u32) -> f32 { return v[i]; }
+fn one_hot(i: u32) -> wide { return select(wide(), wide(1.0), vec4<u32>(i) == vec4<u32>(0u, 1u, 2u, 3u)); }
+//#endif
 
 @compute @workgroup_size(WORKGROUP)
 fn main(
@@ -69,7 +66,7 @@ fn main(
   var bad = 0u;
   for (var c = thread; c < u.columns; c += WORKGROUP) {
     let v = logits[base + c];
-    bad = max(bad, not_finite_bits(v));
+    bad |= not_finite_bits(v);
     let next = max(high, largest(v));
     sum = sum * exp(high - next) + total(exp(v - next));
     high = next;
@@ -81,9 +78,9 @@ fn main(
   high = maxima[0];
   for (var k = 1u; k < WORKGROUP; k++) {
     high = max(high, maxima[k]);
-    bad = max(bad, not_finite[k]);
+    bad |= not_finite[k];
   }
-  bad = max(bad, not_finite[0]);
+  bad |= not_finite[0];
   sum = 0.0;
   for (var k = 0u; k < WORKGROUP; k++) { sum += sums[k] * exp(maxima[k] - high); }
   var log_sum = high + log(sum);
@@ -96,7 +93,7 @@ fn main(
 //#if GRADIENT
   // Every thread has read the target's logit before one of them replaces it.
   storageBarrier();
-  let upstream = drows[row];
+  let upstream = drows[row * u.upstream_stride];
   let weight = (1.0 + 2.0 * z * log_sum) * upstream;
   for (var c = thread; c < u.columns; c += WORKGROUP) {
     if (counts) {
@@ -120,15 +117,3 @@ fn main(
     }
   }
 }
-
-//#if GRADIENT
-fn one_hot(i: u32) -> wide {
-  var v = wide();
-//#if SCALAR
-  v = 1.0;
-//#else
-  v[i] = 1.0;
-//#endif
-  return v;
-}
-//#endif

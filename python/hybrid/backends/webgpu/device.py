@@ -13,30 +13,22 @@ from functools import cache
 from typing import Any
 
 from hybrid.errors import ConfigError, HybridError
+from hybrid.plan.profile import DEFAULT_LIMITS as PLAN_LIMITS
 
 # What a device is asked for when the adapter offers it. Plans say themselves what they cannot do without.
 WANTED_FEATURES = ("shader-f16", "timestamp-query", "timestamp-query-inside-encoders", "subgroup")
 
-# What every WebGPU implementation grants without asking (the specification's table, compute only): a plan that fits
-# these runs anywhere.
+# What every WebGPU implementation grants without asking: what plans count on, and the rest of the specification's table
+# that concerns compute.
 DEFAULT_LIMITS = {
+    **PLAN_LIMITS,
     "maxBindGroups": 4,
     "maxBindingsPerBindGroup": 1000,
     "maxDynamicUniformBuffersPerPipelineLayout": 8,
     "maxDynamicStorageBuffersPerPipelineLayout": 4,
-    "maxStorageBuffersPerShaderStage": 8,
     "maxUniformBuffersPerShaderStage": 12,
-    "maxUniformBufferBindingSize": 65_536,
-    "maxStorageBufferBindingSize": 134_217_728,
-    "minUniformBufferOffsetAlignment": 256,
-    "minStorageBufferOffsetAlignment": 256,
-    "maxBufferSize": 268_435_456,
-    "maxComputeWorkgroupStorageSize": 16_384,
-    "maxComputeInvocationsPerWorkgroup": 256,
-    "maxComputeWorkgroupSizeX": 256,
     "maxComputeWorkgroupSizeY": 256,
     "maxComputeWorkgroupSizeZ": 64,
-    "maxComputeWorkgroupsPerDimension": 65_535,
 }
 
 # Raised to what the adapter has, because more of each means fewer slices and larger tiles. All others stay at their
