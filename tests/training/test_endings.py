@@ -41,7 +41,7 @@ def test_an_overflow_skips_the_optimizer_and_leaves_the_documented_trace(tmp_pat
         assert row["total_loss"] < 10 and not row["loss_overflow"], "the loss itself is not scaled"
         assert row["objective"] == "cross_entropy" and row["trainable_groups"] == ["decay", "no_decay"]
     assert [row["step"] for row in rows] == list(range(1, 15)), "the run's own step goes on"
-    assert [row["lr"] for row in rows if not row["overflow"]][0] == rows[0]["lr"], "the rate that was due is due again"
+    assert next(row["lr"] for row in rows if not row["overflow"]) == rows[0]["lr"], "the rate that was due is due again"
 
 
 def test_an_alert_with_fail_on_alert_ends_the_run_before_the_step_is_applied(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def _train(folder: Path) -> None:
 
 
 def _killed_runs(folder: Path, kills: int, seed: int) -> None:
-    """Start and kill the run `kills` times (beginning anew when it gets to its end), then let it finish; check it each time."""
+    """Start and kill the run `kills` times, anew when it gets to its end; then let it finish. Check each end."""
     # A server that has imported everything makes children in milliseconds.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["hybrid.training.runner", "training.micro", "hybrid.backends.reference.session"])

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hybrid.training.plot import sparkline
-from hybrid.training.view import Facts, QuietView, View, bytes_text, duration, event_text
+from hybrid.training.view import Facts, QuietView, View, bytes_text, duration, event_text, printable
 
 CURVE_POINTS = 4096  # losses kept for the curve; halved by joining neighbours when full
 
@@ -45,6 +45,9 @@ class LiveView(QuietView):
     def event(self, kind: str, facts: Facts) -> None:
         if kind == "phase":
             self._progress.update(self._task, description=facts["phase"])
+        elif kind == "data":
+            total = f" of {facts['total']:,}" if facts["total"] else ""
+            self._progress.update(self._task, description=f"data: {facts['stage']} {facts['done']:,}{total}")
         elif kind == "step":
             self._numbers = facts
             self._losses.append(facts["loss"])
@@ -71,7 +74,7 @@ class LiveView(QuietView):
             parts.append(self._table(self._numbers))
             parts.append(Text(sparkline(self._losses, max(10, self._console.width - 4)), style="cyan"))
         if self._sample is not None:
-            text = Text(self._sample["prompt"], style="bold") + Text(self._sample["text"])
+            text = Text(printable(self._sample["prompt"]), style="bold") + Text(printable(self._sample["text"]))
             parts.append(Panel(text, title=f"sample at step {self._sample['step']}", title_align="left", height=8))
         return Group(*parts)
 

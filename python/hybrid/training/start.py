@@ -102,6 +102,8 @@ def prepare_run(request: Request, services: Services) -> tuple[Prepared, Checkpo
     services.stop.check()
     config = resolve(request.config, data.tokenizer.vocabulary_size, len(data.train), start.config)
     steps, limit = run_length(config, len(data.train))
+    if start.config is not None and request.config.schedule.total_steps is None:
+        _explain_schedule(config, steps, services)
     fingerprints = Fingerprints(
         dataset={"fingerprint": data.fingerprint, "samples": len(data.train), "tokens": data.store.token_count},
         tokenizer={
@@ -124,6 +126,17 @@ def prepare_run(request: Request, services: Services) -> tuple[Prepared, Checkpo
         audits=audits,
     )
     return prepared, store
+
+
+def _explain_schedule(config: RunConfig, steps: int, services: Services) -> None:
+    """A schedule that followed the length of the run stays as it was when the run began; say so where that matters."""
+    schedule = config.schedule
+    planned = schedule.warmup_steps + (schedule.total_steps or 0)
+    if schedule.type in ("cosine", "cosine_to_min", "wsd") and planned != steps:
+        services.note(
+            f"the learning rate follows the {planned} steps that this run began with, not the {steps} it has now; "
+            "--resume never begins a new run, and --set schedule.totalSteps=N with --accept-change changes this one"
+        )
 
 
 def _hashes(fingerprints: Fingerprints) -> Hashes:

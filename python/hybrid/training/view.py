@@ -8,6 +8,7 @@ Kinds and what they carry (docs/cli.md lists every key): `phase` (data, warm-up,
 from __future__ import annotations
 
 import json
+import unicodedata
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Protocol, TextIO
@@ -98,7 +99,7 @@ def _validation_text(facts: Facts) -> str:
 
 
 def _sample_text(facts: Facts) -> str:
-    body = (facts["prompt"] + facts["text"]).strip("\n").replace("\n", "\n  | ")
+    body = printable(facts["prompt"] + facts["text"]).strip("\n").replace("\n", "\n  | ")
     return f"sample at step {facts['step']}:\n  | {body}"
 
 
@@ -119,6 +120,11 @@ _TEXTS: dict[str, Callable[[Facts], str]] = {
     "checkpoint": _checkpoint_text,
     "end": _end_text,
 }
+
+
+def printable(text: str) -> str:
+    """Text that a model made, without the characters that command a terminal; line ends and tabs stay."""
+    return "".join(c if c in "\n\t" or unicodedata.category(c) != "Cc" else "\ufffd" for c in text)
 
 
 def duration(seconds: float) -> str:

@@ -66,8 +66,11 @@ def build(arguments: argparse.Namespace) -> int:
     config = load_config(arguments.config, arguments.preset, arguments.assignments, given)
     with StopFlag().installed() as stop:
         report = commands.build(
-            config.data, arguments.out, replace=arguments.replace, progress=_progress(), should_stop=lambda:
-            stop.requested
+            config.data,
+            arguments.out,
+            replace=arguments.replace,
+            progress=_progress(),
+            should_stop=lambda: stop.requested,
         )
     _clear()
     text = (

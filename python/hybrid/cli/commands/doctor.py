@@ -156,8 +156,8 @@ def report_text(report: dict[str, Any]) -> str:
         )
         lines.append(
             f"     buffers up to {bytes_text(limits['maxBufferSize'])}, bindings up to "
-            f"{bytes_text(limits['maxStorageBufferBindingSize'])}, {limits['maxStorageBuffersPerShaderStage']} in a shader; "
-            f"workgroups of {limits['maxComputeInvocationsPerWorkgroup']} threads with "
+            f"{bytes_text(limits['maxStorageBufferBindingSize'])}, {limits['maxStorageBuffersPerShaderStage']} in a "
+            f"shader; workgroups of {limits['maxComputeInvocationsPerWorkgroup']} threads with "
             f"{bytes_text(limits['maxComputeWorkgroupStorageSize'])}"
         )
     lines += ["", "backends:"]

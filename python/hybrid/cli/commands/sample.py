@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from hybrid.cli.parser import Subparsers, add_backend_options, add_command, flags
+from hybrid.training.view import printable
 
 
 def register(subparsers: Subparsers) -> None:
@@ -77,5 +78,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _show(text: str, as_json: bool) -> None:
     if not as_json:
-        sys.stdout.write(text)
+        # A model can make any character; a terminal gets none that commands it, a file or pipe gets the text as it is.
+        sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
         sys.stdout.flush()
