@@ -1,0 +1,16 @@
+/** @file float16, exactly: browsers that have no Float16Array read and write it through these. */
+
+/**
+ * The value of float16 bits.
+ *
+ * @param {number} bits 0..65535
+ * @returns {number}
+ */
+export function halfToFloat(bits) {
+  const sign = bits & 0x8000 ? -1 : 1;
+  const exponent = (bits >> 10) & 0x1f;
+  const fraction = bits & 0x3ff;
+  if (exponent === 0) return sign * fraction * 2 ** -24;
+  if (exponent === 0x1f) return fraction ? Number.NaN : sign * Number.POSITIVE_INFINITY;
+  return sign * (1024 + fraction) * 2 ** (exponent - 25);
+}
