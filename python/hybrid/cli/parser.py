@@ -18,6 +18,7 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=32)
+        self._action_max_length = 14  # room for the longest command, which argparse measures without its indent
 
 
 class Parser(argparse.ArgumentParser):

@@ -1,0 +1,142 @@
+"""`hybrid train` from the command line: where it runs, what it prints, how it ends."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hybrid.cli.main import main
+from training.micro import config_file, entries, run_file, state_hash, steps_saved
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HYBRID_CACHE", str(tmp_path / "cache"))
+    config_file(tmp_path)
+    return tmp_path
+
+
+def train(*words: str) -> int:
+    return main(["train", "micro.json", *words])
+
+
+def test_json_mode_prints_json_lines_and_nothing_else(here: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "hybrid",
+        "train",
+        "micro.json",
+        "--steps",
+        "6",
+        "--json",
+        "--set",
+        "sampling.every=3",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    assert all(isinstance(event, dict) and isinstance(event["event"], str) for event in events)
+    assert events[-1]["event"] == "end" and events[-1]["exitCode"] == 0 and events[-1]["status"] == "finished"
+    assert done.stderr == ""
+
+
+def test_an_error_in_json_mode_is_an_event_as_well(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train("--steps", "2") == 0
+    capsys.readouterr()
+    assert train("--steps", "4", "--json", "--set", "optimizer.lr=1.0") == 3
+    out, err = capsys.readouterr()
+    last = json.loads(out.splitlines()[-1])
+    assert (last["event"], last["error"], last["exitCode"]) == ("error", "ContractMismatch", 3)
+    assert last["differences"] == [["contract.optimizer.lr", 0.003, 1.0]]
+    assert "contract.optimizer.lr" in err
+    assert train("--json", "--preset", "x") == 2
+    assert json.loads(capsys.readouterr().out)["error"] == "ConfigError"
+
+
+def test_a_refusal_shows_the_table_and_how_to_go_on(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train("--steps", "2")
+    capsys.readouterr()
+    assert train("--steps", "4", "--set", "optimizer.lr=1.0", "--seed", "7") == 3
+    err = capsys.readouterr().err
+    lines = [" ".join(line.split()) for line in err.splitlines()]
+    assert (
+        "field saved current" in lines
+        and "contract.optimizer.lr 0.003 1" in lines
+        and "contract.run.seed 1337 7" in lines
+    )
+    assert "--accept-change FIELD --reason TEXT" in err
+    change = ["--accept-change", "optimizer.lr", "--accept-change", "contract.run.seed"]
+    assert train("--steps", "4", "--set", "optimizer.lr=1.0", "--seed", "7", *change, "--reason", "a try") == 0
+
+
+def test_the_same_command_goes_on_where_the_run_stopped(here: Path) -> None:
+    assert train("--steps", "3") == 0
+    assert train("--steps", "5") == 0
+    assert len(entries(here, "runs/micro")) == 5
+    assert train("--steps", "5") == 0 and len(entries(here, "runs/micro")) == 5
+
+
+def test_a_run_folder_alone_is_enough_to_go_on(here: Path) -> None:
+    assert train("--steps", "3", "--run-dir", "a", "--set", "model.width=32") == 0
+    assert main(["train", "--run-dir", "a", "--steps", "5"]) == 0
+    assert main(["train", "--resume", "a", "--steps", "6"]) == 0
+    assert run_file(here, "a")["config"]["model"]["width"] == 32 and run_file(here, "a")["step"] == 6
+
+
+def test_resume_never_begins_beside_the_old_run(here: Path) -> None:
+    for _ in range(2):
+        assert train("--steps", "2", "--resume", "never") == 0
+    assert sorted(path.name for path in (here / "runs").iterdir()) == ["micro", "micro-2"]
+    assert run_file(here, "runs/micro")["runId"] != run_file(here, "runs/micro-2")["runId"]
+    assert state_hash(here, "runs/micro") == state_hash(here, "runs/micro-2"), "the same run, twice"
+
+
+def test_resume_from_an_older_checkpoint_makes_a_branch(here: Path) -> None:
+    assert train("--steps", "7") == 0
+    assert main(["train", "--resume", "runs/micro/checkpoints/step-00000005", "--steps", "9"]) == 0
+    assert steps_saved(here, "runs/micro-from-5") == [9] and steps_saved(here, "runs/micro") == [5, 7]
+    assert main(["train", "--resume", "runs/micro/checkpoints/step-00000007", "--steps", "9"]) == 0
+    assert steps_saved(here, "runs/micro") == [5, 7, 9], "the newest one goes on in place"
+    assert state_hash(here, "runs/micro") == state_hash(here, "runs/micro-from-5")
+
+
+def test_a_dry_run_checks_everything_and_trains_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train("--dry-run") == 0
+    assert "all checks passed; nothing was trained" in capsys.readouterr().out
+    assert not (here / "runs").exists()
+    train("--steps", "3")
+    before = run_file(here, "runs/micro")
+    capsys.readouterr()
+    assert train("--dry-run", "--json") == 0
+    facts: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert facts["event"] == "dry-run" and (facts["step"], facts["steps"]) == (3, 20)
+    assert facts["memory"]["total"] > 4 * 4 * facts["parameters"], "weights, gradients and two moments"
+    assert facts["data"]["train"]["ledger"]["rows"] > 1000 and facts["resumesFrom"]["step"] == 3
+    assert train("--dry-run", "--set", "optimizer.lr=1.0") == 3
+    assert train("--dry-run", "--set", "data.source=nowhere.txt") == 3
+    assert train("--dry-run", "--set", "model.width=17") == 2
+    assert run_file(here, "runs/micro") == before
+
+
+def test_an_alert_exits_with_4(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    alerts = ("enabled=true", "failOnAlert=true", "thresholds.maxGradientNorm=1e-9")
+    words = [word for alert in alerts for word in ("--set", f"telemetry.alerts.{alert}")]
+    assert train(*words) == 4
+    assert capsys.readouterr().err == "hybrid: training telemetry alert(s): max_gradient_norm_exceeded at step 1.\n"
+
+
+def test_a_damaged_checkpoint_exits_with_3_and_is_named(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train("--steps", "2")
+    model = here / "runs" / "micro" / "checkpoints" / "step-00000002" / "model.safetensors"
+    data = bytearray(model.read_bytes())
+    data[-1] ^= 1
+    model.write_bytes(data)
+    capsys.readouterr()
+    assert train("--steps", "4") == 3
+    assert "model.safetensors" in capsys.readouterr().err
