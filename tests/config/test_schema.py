@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import jsonschema
 import pytest
 
 from hybrid.config.loading import load_config, preset_names, read_preset, to_settings
+from hybrid.config.problems import known_keys
+from hybrid.config.reference import with_tables
 from hybrid.config.schema import config_schema, schema_text
 from hybrid.resources import resource
 
@@ -37,3 +40,18 @@ def test_every_setting_has_a_description_or_a_name_that_says_it() -> None:
         if "description" not in value and "$ref" not in value
     ]
     assert len(undescribed) < 20, undescribed
+
+
+def test_the_documented_reference_is_current() -> None:
+    document = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text(encoding="utf-8")
+    assert document == with_tables(document), "run: python -m hybrid.config.reference"
+    for path in known_keys():
+        assert f"| `{'.'.join(path[1:])}` |" in document
+
+
+def test_the_documented_example_is_valid(tmp_path: Path) -> None:
+    document = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text(encoding="utf-8")
+    example = document.split("```toml\n")[1].split("```")[0]
+    (tmp_path / "small.toml").write_text(example)
+    config = load_config(tmp_path / "small.toml")
+    assert (config.model.kv_heads, config.data.tokenizer.type, config.run.name) == (2, "bpe", "small")

@@ -1,7 +1,7 @@
 """Derived values: everything a configuration leaves to be worked out, worked out, and the checks between sections.
 
-A resolved configuration is what run.json and checkpoints hold. (run.steps stays null in a run measured in epochs: it follows
-from the data.)
+A resolved configuration is what run.json and checkpoints hold. (run.steps stays null in a run measured in epochs: it
+follows from the data.)
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ def resolve(config: RunConfig, vocabulary_size: int, train_samples: int, begun: 
 
 
 def run_length(config: RunConfig, train_samples: int) -> tuple[int, int | None]:
-    """(optimizer steps of the run, samples after which it ends or None). A run measured in epochs ends after exactly that many
-    samples, with a last step that may be partly empty."""
+    """(optimizer steps of the run, samples after which it ends or None). A run measured in epochs ends after exactly
+    that many samples, with a last step that may be partly empty."""
     if config.run.steps is not None:
         return config.run.steps, None
     limit = config.run.epochs * train_samples

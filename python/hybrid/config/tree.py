@@ -95,7 +95,7 @@ class SplitSection(Section):
     """What is held out for validation."""
 
     by: Literal["document", "share"] = "document"
-    """document: whole documents, chosen by their hash. share: the last part of the token stream, in one piece."""
+    """document: whole documents, drawn by their number. share: the last part of the token stream, in one piece."""
     validation_share: Share = 0.1
     """Share of the documents, or of the tokens, that is held out. 0: no validation."""
 

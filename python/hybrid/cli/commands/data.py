@@ -59,7 +59,6 @@ def build(arguments: argparse.Namespace) -> int:
     given: dict[str, Any] = {}
     if arguments.source:
         given["data.source"] = arguments.source[0] if len(arguments.source) == 1 else arguments.source
-        given["data.maxBytes"] = None
     if arguments.tokenizer:
         given["data.tokenizer.type"] = arguments.tokenizer
     # Options stand for settings, and --set has the last word about what they do not name.
