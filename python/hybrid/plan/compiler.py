@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from hybrid.contracts.loss_scaler import DynamicLossScaler
@@ -355,7 +355,7 @@ class _Compiler:
             constants=self.constants,
             programs=programs,
             settings={
-                "optimizer": asdict(s.optimizer),
+                "optimizer": s.optimizer.to_dict(),
                 "groups": [{"name": g.name, "decay": g.decay, "names": list(g.names)} for g in self.groups],
                 "initial": {spec.name: {"init": spec.init, "std": spec.std} for spec in self.specs},
                 "maxGradNorm": s.max_grad_norm,
