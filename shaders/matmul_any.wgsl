@@ -1,5 +1,5 @@
-// Matrix product C[M, N] (+)= A * B (+ bias) (+ residual) for every shape: the fallback of `matmul_blocks.wgsl` and
-// `matmul_tiles.wgsl`. A thread owns ROWS rows and COLUMNS columns (of `wide`), at clamped places near the edges.
+// Matrix product C[M, N] (+)= A * B (+ bias) (+ residual) for every shape: the fallback of `matmul.wgsl`. A thread
+// owns ROWS rows and COLUMNS columns (of `wide`), at clamped places near the edges.
 //
 //   NT: A[M, K], B[N, K]: K is `wide`, C scalar     NN: A[M, K], B[K, N]     TN: A[K, M], B[K, N]: N is `wide`, A scalar
 //
@@ -100,16 +100,17 @@ fn store(row: u32, column: u32, value: sum) {
   }
 }
 
-@compute @workgroup_size(THREADS_N, THREADS_M)
+// One-dimensional, because lavapipe fills its vectors along x only.
+@compute @workgroup_size(THREADS_M * THREADS_N)
 fn main(
   @builtin(workgroup_id) workgroup: vec3<u32>,
   @builtin(num_workgroups) workgroups: vec3<u32>,
-  @builtin(local_invocation_id) thread: vec3<u32>,
+  @builtin(local_invocation_index) thread: u32,
 ) {
   let across = (u.n + COLUMNS * THREADS_N - 1u) / (COLUMNS * THREADS_N);
   let tile = workgroup_index(workgroup, workgroups);
-  let row = (tile / across * THREADS_M + thread.y) * ROWS;
-  let column = (tile % across * THREADS_N + thread.x) * COLUMNS;
+  let row = (tile / across * THREADS_M + thread / THREADS_N) * ROWS;
+  let column = (tile % across * THREADS_N + thread % THREADS_N) * COLUMNS;
 //#if TN
   let step_a = u.lda;
   let along_a = 1u;

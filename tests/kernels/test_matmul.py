@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from hybrid.backends.webgpu.device import probe_subgroup_size
 from hybrid.plan.kernels import matmul
-from kernels.harness import assert_close, run, stored
+from kernels.harness import assert_close, run, shared_device, stored
 
 pytestmark = pytest.mark.webgpu
 FORMS = matmul.FORMS
@@ -63,3 +64,27 @@ def test_epilogues_add_in_f32_before_the_one_rounding(shape, form, epilogue, ele
     arrays = [a, b, *([bias] if "bias" in words else []), *([residual] if "residual" in words else []), c]
     (got,) = run(launch, arrays, precision)
     assert_close(got, expected, precision)
+
+
+def _runs_here(name: str) -> bool:
+    lanes = matmul.VARIANTS[name].lanes
+    return lanes <= (probe_subgroup_size(shared_device()) or 0) if lanes else True
+
+
+@pytest.mark.parametrize("name", matmul.VARIANTS)
+@pytest.mark.parametrize("form", FORMS)
+def test_every_variant_gives_the_same_bits(form, name, precision):
+    """So that the choice of a variant cannot change a run."""
+    m, n, k = 70, 76, 44
+    a, b, c = _matrices(form, m, n, k, ("act", "act", "f32"), precision)
+    if form == "tn":
+        a = np.pad(a, ((0, 0), (0, 2)))
+    lda = a.shape[1]
+    if not _runs_here(name):
+        return
+    results = [
+        run(matmul.product(form, m, n, k, c="f32", lda=lda, variant=v, precision=precision), [a, b, c], precision)[0]
+        for v in (name, "r8x8")
+    ]
+    assert_close(results[0], _expected(form, a, b)[:m], precision)
+    assert np.array_equal(*results)

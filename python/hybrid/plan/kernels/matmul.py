@@ -1,4 +1,4 @@
-"""Matrix products with fused epilogues: `matmul_blocks.wgsl`, `matmul_any.wgsl`.
+"""Matrix products with fused epilogues: `matmul.wgsl`, and `matmul_any.wgsl` for awkward shapes.
 
     form "nt": C[M, N] = A[M, K] * B[N, K]^T     linear forward: x, weight [out, in]
     form "nn": C[M, N] = A[M, K] * B[K, N]       gradient of the input: dy, weight
@@ -23,26 +23,45 @@ _UNIFORMS = tuple(
 
 @dataclass(frozen=True)
 class Variant:
-    """How a product is cut into threads and workgroups.
+    """How a product is cut into blocks of 4 x 4, threads and workgroups; `matmul.wgsl` says what each part does.
 
-    rows, columns: outputs of one thread; threads_m, threads_n: the workgroup.
+    rows, columns: outputs of one thread. threads_m, threads_n: the workgroup. lanes: how many lanes of a subgroup
+    share their loads of A, the least subgroup size that the variant runs with; 0 for no subgroup operations. step:
+    how much of K the workgroup copies to workgroup memory at a time; 0 for none.
     """
 
     rows: int
     columns: int
     threads_m: int
     threads_n: int
+    lanes: int = 0
+    step: int = 0
 
     @property
     def invocations(self) -> int:
         return self.threads_m * self.threads_n
 
+    @property
+    def workgroup_storage(self) -> int:
+        """Bytes."""
+        return 4 * self.step * (self.rows * self.threads_m + self.columns * self.threads_n)
 
+
+# r: registers only. s: subgroup broadcasts among so many lanes. t: tiles in workgroup memory.
 VARIANTS: dict[str, Variant] = {
-    "r8x8": Variant(8, 8, 2, 4),
-    "r8x16": Variant(8, 16, 2, 4),
-    "r16x8": Variant(16, 8, 2, 4),
-    "r16x16": Variant(16, 16, 2, 4),
+    "r4x4": Variant(4, 4, 4, 8),
+    "r8x8": Variant(8, 8, 1, 8),
+    "r16x8": Variant(16, 8, 1, 8),
+    "r16x16": Variant(16, 16, 1, 8),
+    "s4_16x4": Variant(16, 4, 1, 8, lanes=4),
+    "s4_32x8": Variant(32, 8, 1, 8, lanes=4),
+    "s8_16x4": Variant(16, 4, 1, 8, lanes=8),
+    "s8_32x4": Variant(32, 4, 1, 8, lanes=8),
+    "s8_32x8": Variant(32, 8, 1, 8, lanes=8),
+    "t32": Variant(4, 4, 8, 8, step=16),
+    "t64": Variant(8, 8, 8, 8, step=16),
+    "t64_wide": Variant(4, 4, 16, 16, step=16),
+    "t128x64": Variant(8, 4, 16, 16, step=16),
 }
 _ANY = {"any1x4": Variant(1, 4, 1, 32), "any4x4": Variant(4, 4, 4, 8)}
 
@@ -96,31 +115,54 @@ def product(
     if name not in VARIANTS:
         raise ValueError(f"matrix product variant {name!r}: expected one of {', '.join(VARIANTS)}")
     cut = VARIANTS[name]
+    shared = max(1, cut.lanes // 4)
+    title = _name(form, name, switches)
+    switches |= ({"SUBGROUPS"} if cut.lanes else set()) | ({"TILES"} if cut.step else set())
+    switches |= {"HALF"} if precision == "mixed-f16" else set()
     kernel = Kernel(
-        name=_name(form, name, switches),
-        file="matmul_blocks.wgsl",
+        name=title,
+        file="matmul.wgsl",
         bindings=tuple(bindings),
         uniforms=_UNIFORMS,
         defines=(
-            ("ROW_BLOCKS", cut.rows // 4),
+            ("ROW_LOADS", cut.rows // 4 // shared),
+            ("BLOCKS_A_LOAD", shared),
             ("COLUMN_BLOCKS", cut.columns // 4),
             ("THREADS_M", cut.threads_m),
             ("THREADS_N", cut.threads_n),
+            *((("STEP", cut.step),) if cut.step else ()),
         ),
         switches=frozenset(switches),
+        workgroup_storage=cut.workgroup_storage,
         invocations=cut.invocations,
     )
     return Launch(kernel, (*sizes, int(accumulate)), _grid(cut, m, n))
 
 
-def variants(form: str, m: int, n: int, k: int) -> tuple[str, ...]:
-    """Two to four sensible variants for this shape, best guess first."""
-    return ("r8x8", "r16x8")
+def variants(form: str, m: int, n: int, k: int, *, subgroup_size: int = 0, cpu: bool | None = None) -> tuple[str, ...]:
+    """Two to four sensible variants for this shape, best guess first. All need at most 256 invocations and 16 KiB.
+
+    subgroup_size: the measured one; 0 for a device or compiler without subgroup operations. cpu: whether the adapter
+    is a CPU driver; None when nobody knows.
+    """
+    tiled = ("t64", "t32") if ceil_div(m, 64) * ceil_div(n, 64) >= 64 else ("t32", "t64")
+    if cpu is False:
+        return (*tiled, "r8x8")
+    if subgroup_size >= 8:
+        registers = ("s8_32x4", "s8_16x4") if m > 16 else ("s8_16x4", "r4x4")
+    elif subgroup_size >= 4:
+        registers = ("s4_16x4", "r8x8")
+    else:
+        registers = ("r8x8", "r16x8") if m > 8 else ("r8x8", "r4x4")
+    return registers if cpu else (registers[0], tiled[0], registers[1])
 
 
-def tune_variants(form: str, m: int, n: int, k: int) -> tuple[str, ...]:
-    """What `hybrid tune` tries: every variant."""
-    return tuple(VARIANTS)
+def tune_variants(
+    form: str, m: int, n: int, k: int, *, subgroup_size: int = 0, cpu: bool | None = None
+) -> tuple[str, ...]:
+    """What `hybrid tune` tries: every variant that runs with this subgroup size, the likely ones first."""
+    likely = variants(form, m, n, k, subgroup_size=subgroup_size, cpu=cpu)
+    return likely + tuple(name for name, v in VARIANTS.items() if v.lanes <= subgroup_size and name not in likely)
 
 
 def product_class(form: str, m: int, n: int, k: int, *, a: str = "act", b: str = "act", c: str = "act") -> str:
