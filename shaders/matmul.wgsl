@@ -66,8 +66,8 @@ fn to_c(v: vec4<f32>) -> c4 { return to_act4(v); }
 //#endif
 //#endif
 
-// Blocks are matrices such that C's block is `right * left`: column i of `left` is row i of A's block, column k of `right`
-// is row k of B's (K x N) block. Four vec4 from memory are one or the transpose of it.
+// Blocks are matrices such that C's block is `right * left`: column i of `left` is row i of A's block, column k of
+// `right` is row k of B's (K x N) block. Four vec4 from memory are either such a block or its transpose.
 
 fn left_of(v0: vec4<f32>, v1: vec4<f32>, v2: vec4<f32>, v3: vec4<f32>) -> mat4x4<f32> {
 //#if TN

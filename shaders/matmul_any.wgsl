@@ -1,10 +1,11 @@
 // Matrix product C[M, N] (+)= A * B (+ bias) (+ residual) for every shape: the fallback of `matmul.wgsl`. A thread
 // owns ROWS rows and COLUMNS columns (of `wide`), at clamped places near the edges.
 //
-//   NT: A[M, K], B[N, K]: K is `wide`, C scalar     NN: A[M, K], B[K, N]     TN: A[K, M], B[K, N]: N is `wide`, A scalar
+//   NT: A[M, K], B[N, K]     NN: A[M, K], B[K, N]     TN: A[K, M], B[K, N]
 //
-// The uniforms count elements, except that those of a wide dimension (k, lda, ldb, a_offset, b_offset in NT; n, ldb, ldc,
-// b_offset, c_offset in NN and TN) count `wide`. K is summed in ascending order.
+// In NT K is `wide` and C scalar; in NN and TN N is `wide` and A scalar. The uniforms count elements, except those of
+// the wide dimension, which count `wide`: k, lda, ldb, a_offset, b_offset in NT; n, ldb, ldc, b_offset, c_offset in NN
+// and TN. K is summed in ascending order.
 
 struct Uniforms {
   m: u32, n: u32, k: u32, lda: u32, ldb: u32, ldc: u32, a_offset: u32, b_offset: u32, c_offset: u32, accumulate: u32,
