@@ -140,3 +140,15 @@ def test_a_damaged_checkpoint_exits_with_3_and_is_named(here: Path, capsys: pyte
     capsys.readouterr()
     assert train("--steps", "4") == 3
     assert "model.safetensors" in capsys.readouterr().err
+
+
+def test_the_events_are_documented(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8").split("## `train --json`")[1]
+    documented = {line.split("|")[1].strip(" `"): line for line in table.splitlines() if line.startswith("| `")}
+    train("--steps", "5", "--json", "--set", "evaluation.every=5", "--set", "sampling.every=5")
+    train("--steps", "7", "--json", "--dry-run")
+    train("--steps", "7", "--json", "--seed", "5")
+    for line in capsys.readouterr().out.splitlines():
+        event = json.loads(line)
+        row = documented[event.pop("event")]
+        assert [key for key in event if f"`{key}`" not in row] == [], row

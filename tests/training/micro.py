@@ -11,6 +11,7 @@ import numpy as np
 
 from hybrid.backends.protocol import TrainingSession
 from hybrid.checkpoint import finding
+from hybrid.checkpoint.filesystem import OsFilesystem
 from hybrid.config.loading import load_config
 from hybrid.config.tree import RunConfig
 from hybrid.contracts.metrics import validate_entry
@@ -88,10 +89,14 @@ def run(
     stop: StopFlag | None = None,
     session: Callable[..., TrainingSession] = make_session,
     clocks: dict[str, Callable[[], float]] | None = None,
+    filesystem: OsFilesystem | None = None,
     **request: Any,
 ) -> Outcome:
     """Train with the micro settings in `folder`/`run`."""
-    services = Services(view=view or Recorder(), stop=stop or StopFlag(), make_session=session, **(clocks or {}))
+    services = Services(
+        view=view or Recorder(), stop=stop or StopFlag(), make_session=session, filesystem=filesystem or OsFilesystem(),
+        **(clocks or {}),
+    )  # fmt: skip
     return train(Request(micro_config(folder, *assignments), folder / run, **request), services)
 
 

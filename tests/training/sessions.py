@@ -55,8 +55,8 @@ def losing(times: list[tuple[str, int]]) -> Callable[..., TrainingSession]:
             return True
         return False
 
-    def make(config: RunConfig, note: Callable[[str], None]) -> TrainingSession:
-        return LosingSession(make_session(config, note), lost)  # type: ignore[return-value]
+    def make(config: RunConfig, *reporting: Any) -> TrainingSession:
+        return LosingSession(make_session(config, *reporting), lost)  # type: ignore[return-value]
 
     return make
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from hybrid.backends.protocol import TrainingSession
+from hybrid.config.tree import RunConfig
 from hybrid.contracts.loss_scaler import DynamicLossScaler
 from hybrid.errors import AlertRaised, DeviceLost, StopRequested
 from hybrid.training.metrics_log import read_rows
@@ -136,6 +139,23 @@ def test_a_stop_is_honoured_in_every_phase_and_the_run_goes_on_exactly(tmp_path:
     rows = list(read_rows(tmp_path / "run" / "validation.jsonl"))
     assert [row["step"] for row in rows] == [4, 8, 12], "an interrupted evaluation is made up for"
     assert rows == list(read_rows(tmp_path / "whole" / "validation.jsonl"))
+
+
+def test_a_stop_while_a_device_is_set_up_ends_that(tmp_path: Path) -> None:
+    stop = StopFlag()
+
+    def slow_set_up(config: RunConfig, note: Callable[[str], None], progress: Callable[..., None]) -> TrainingSession:
+        for done in range(10):
+            if done == 3:
+                stop.request("a test")
+            progress("kernels", done, 10)
+        raise AssertionError("the set-up went on")
+
+    view = Recorder()
+    with pytest.raises(StopRequested, match="stopped before the first step: a test"):
+        run(tmp_path, view=view, stop=stop, session=slow_set_up)
+    assert view.of("progress")[-1]["stage"] == "kernels"
+    assert run_file(tmp_path)["status"] == "stopped"
 
 
 def test_the_time_limit_is_a_stop(tmp_path: Path) -> None:

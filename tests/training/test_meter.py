@@ -32,7 +32,7 @@ def test_throughput_leaves_out_evaluation_samples_and_saving(tmp_path: Path) -> 
     clock, view = FakeClock(), Recorder()
     run(
         tmp_path, "run.steps=20", "evaluation.every=3", "sampling.every=4", "checkpoint.every=5", "data.prefetch=0",
-        view=view, session=lambda config, note: TimedSession(config, clock), clocks={"clock": clock, "now": clock},
+        view=view, session=lambda config, *rest: TimedSession(config, clock), clocks={"clock": clock, "now": clock},
     )  # fmt: skip
     tokens = 4 * 16
     assert [facts["tokensPerSecond"] for facts in view.of("step")] == pytest.approx([tokens / TimedSession.STEP] * 5)
@@ -43,7 +43,10 @@ def test_throughput_leaves_out_evaluation_samples_and_saving(tmp_path: Path) -> 
 
 def test_the_remaining_time_comes_from_the_steps_of_this_process(tmp_path: Path) -> None:
     clock = FakeClock()
-    timed = {"session": lambda config, note: TimedSession(config, clock), "clocks": {"clock": clock, "now": clock}}
+    timed = {
+        "session": lambda config, *reporting: TimedSession(config, clock),
+        "clocks": {"clock": clock, "now": clock},
+    }
     run(tmp_path, "run.steps=10", "checkpoint.every=0", **timed)
     clock.seconds += 100_000  # the run lies there for a day
     view = Recorder()

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from hybrid.checkpoint.diff import show
+from hybrid.checkpoint.filesystem import OsFilesystem
 from hybrid.data.prepare import prepare
 from hybrid.errors import CheckpointCorrupt, CheckpointNotFound, ConfigError, ContractMismatch
 from hybrid.training.lock import locked
@@ -251,3 +252,22 @@ def test_the_collector_is_off_in_the_loop_and_on_afterwards(tmp_path: Path) -> N
     view = Recorder(lambda kind, facts: seen.append(gc.isenabled()) if kind == "step" else None)
     run(tmp_path, "run.steps=4", view=view)
     assert seen == [False] and gc.isenabled() and gc.get_freeze_count() == 0
+
+
+def test_a_slow_disk_saves_the_same_states_while_training_goes_on(tmp_path: Path) -> None:
+    run(tmp_path, "run.steps=20", run="fast")
+    meanwhile: list[tuple[str, object]] = []
+    size = sum(file.stat().st_size for file in (tmp_path / "fast" / "checkpoints" / "step-00000005").iterdir())
+
+    def watch(kind: str, facts: dict[str, object]) -> None:
+        if kind in ("step", "checkpoint"):
+            meanwhile.append((kind, facts["step"]))
+
+    view = Recorder(watch)
+    run(tmp_path, "run.steps=20", "run.logEvery=1", run="slow", view=view, filesystem=OsFilesystem(size / 0.3))
+    assert meanwhile.index(("step", 8)) < meanwhile.index(("checkpoint", 5)), (
+        "a save takes 0.3 s, a few steps much less"
+    )
+    for step in (5, 10, 15, 20):
+        folder = f"checkpoints/step-{step:08d}"
+        assert state_hash(tmp_path, f"slow/{folder}") == state_hash(tmp_path, f"fast/{folder}")

@@ -29,7 +29,7 @@ def test_json_is_one_object_a_line(tmp_path: Path) -> None:
     show(tmp_path, JsonView(out))
     events = [json.loads(line) for line in out.getvalue().splitlines()]
     assert all(isinstance(event, dict) and event["event"] for event in events)
-    kinds = [event["event"] for event in events if event["event"] not in ("phase", "data", "checkpoint")]
+    kinds = [event["event"] for event in events if event["event"] not in ("phase", "progress", "checkpoint")]
     assert kinds == ["run", "step", "validation", "step", "validation", "sample", "end"]
     assert sorted(event["step"] for event in events if event["event"] == "checkpoint") == [5, 8]
 

@@ -18,8 +18,7 @@ def dry_run(request: Request, services: Services) -> dict[str, Any]:
     prepared, _ = prepare_run(request, services)
     if prepared.config.sampling.every:
         prompt_ids(prepared.data.tokenizer, prepared.config.sampling.prompt)
-    services.phase("warm-up")
-    session = services.make_session(prepared.config, services.note)
+    session = services.new_session(prepared.config)
     try:
         describe, memory = session.describe(), session.memory()
     finally:

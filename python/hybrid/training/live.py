@@ -45,9 +45,9 @@ class LiveView(QuietView):
     def event(self, kind: str, facts: Facts) -> None:
         if kind == "phase":
             self._progress.update(self._task, description=facts["phase"])
-        elif kind == "data":
+        elif kind == "progress":
             total = f" of {facts['total']:,}" if facts["total"] else ""
-            self._progress.update(self._task, description=f"data: {facts['stage']} {facts['done']:,}{total}")
+            self._progress.update(self._task, description=f"{facts['stage']} {facts['done']:,}{total}")
         elif kind == "step":
             self._numbers = facts
             self._losses.append(facts["loss"])

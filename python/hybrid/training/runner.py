@@ -225,8 +225,7 @@ class Trainer:
                 start = find_start("auto", self.run_dir, self.store)
         elif start.ref is None:
             self.store.clean()
-        self.services.phase("warm-up")
-        session = self.services.make_session(self.config, self.services.note)
+        session = self.services.new_session(self.config)
         state = {}
         self.target_tokens = 0
         if start.ref is not None and start.manifest is not None:

@@ -10,7 +10,7 @@ from hybrid.config.loading import to_settings
 from hybrid.config.resolve import model_config, optimizer_settings
 from hybrid.config.tree import RunConfig
 
-Progress = Callable[[str, int, int], None]
+Progress = Callable[[str, int, int], None]  # what, done, total
 Note = Callable[[str], None]
 
 

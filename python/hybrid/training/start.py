@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from hybrid.backends.protocol import TrainingSession
+from hybrid.checkpoint.filesystem import OsFilesystem
 from hybrid.checkpoint.manifest import Fingerprints, Hashes
 from hybrid.checkpoint.store import CheckpointStore
 from hybrid.config.contract import contract
@@ -28,9 +29,14 @@ from hybrid.training.view import QuietView, View
 
 
 class SessionFactory(Protocol):
-    """Makes a session for a resolved configuration, and another one after a device was lost."""
+    """Makes a session for a resolved configuration, and another one after a device was lost.
 
-    def __call__(self, config: RunConfig, note: Callable[[str], None]) -> TrainingSession: ...
+    note: takes a sentence for the user. progress(what, done, total): of the set-up; it may raise StopRequested.
+    """
+
+    def __call__(
+        self, config: RunConfig, note: Callable[[str], None], progress: Callable[[str, int, int], None]
+    ) -> TrainingSession: ...
 
 
 @dataclass(frozen=True)
@@ -52,19 +58,31 @@ class Request:
 
 @dataclass(frozen=True)
 class Services:
-    """The outside world of a run. clock: monotonic seconds. now: Unix time in seconds."""
+    """The outside world of a run. clock: monotonic seconds. now: Unix time in seconds. filesystem: for checkpoints."""
 
     view: View = field(default_factory=QuietView)
     stop: StopFlag = field(default_factory=StopFlag)
     make_session: SessionFactory = make_session
     clock: Callable[[], float] = time.perf_counter
     now: Callable[[], float] = time.time
+    filesystem: OsFilesystem = field(default_factory=OsFilesystem)
 
     def note(self, text: str) -> None:
         self.view.event("note", {"text": text})
 
     def phase(self, name: str) -> None:
         self.view.event("phase", {"phase": name})
+
+    def new_session(self, config: RunConfig) -> TrainingSession:
+        """A session with fresh weights. Raises StopRequested if a stop is requested while it is set up."""
+        self.phase("warm-up")
+        report = _progress(self)
+
+        def progress(what: str, done: int, total: int) -> None:
+            report(what, done, total)
+            self.stop.check()
+
+        return self.make_session(config, self.note, progress)
 
 
 @dataclass(frozen=True)
@@ -94,6 +112,7 @@ def prepare_run(request: Request, services: Services) -> tuple[Prepared, Checkpo
         request.run_dir,
         keep_last=request.config.checkpoint.keep_last or None,
         keep_every=request.config.checkpoint.keep_every or None,
+        filesystem=services.filesystem,
         clock=services.now,
     )
     start = find_start(request.resume, request.run_dir, store)
@@ -151,14 +170,14 @@ def _hashes(fingerprints: Fingerprints) -> Hashes:
 
 
 def _progress(services: Services) -> Callable[[str, int, int | None], None]:
-    """Data building as events, ten a second at most."""
+    """Long work before the first step as events, ten a second at most."""
     last = float("-inf")
 
     def report(stage: str, done: int, total: int | None) -> None:
         nonlocal last
         if services.clock() - last >= 0.1:
             last = services.clock()
-            services.view.event("data", {"stage": stage, "done": done, "total": total})
+            services.view.event("progress", {"stage": stage, "done": done, "total": total})
 
     return report
 

@@ -1,8 +1,8 @@
 """What a run shows while it runs: events of a few kinds, as plain lines or as JSON.
 
 Kinds and what they carry (docs/cli.md lists every key): `phase` (data, warm-up, train, evaluate, sample, save),
-`note` (a sentence for the user), `run` (what begins), `step` (every run.logEvery steps), `validation`, `sample`,
-`checkpoint`, `end`.
+`progress` (of long work before the first step), `note` (a sentence for the user), `run` (what begins), `step` (every
+run.logEvery steps), `validation`, `sample`, `checkpoint`, `end`.
 """
 
 from __future__ import annotations
