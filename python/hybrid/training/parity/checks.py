@@ -189,10 +189,10 @@ def relative(a: float, b: float) -> float:
 
 
 def update(trace: Trace, without: set[str]) -> dict[str, NDArray[np.float64]]:
+    """What the run added to each weight, in the order of the names."""
     return {
-        name: weight.astype(np.float64) - trace.initial.model[name].astype(np.float64)
-        for name, weight in trace.final.model.items()
-        if name not in without
+        name: trace.final.model[name].astype(np.float64) - trace.initial.model[name].astype(np.float64)
+        for name in sorted(trace.final.model.keys() - without)
     }
 
 
