@@ -13,7 +13,7 @@ from hybrid.errors import HybridError
 
 
 def resource(relative: str) -> Path:
-    """The path of a shipped file or folder, such as `shaders/matmul.wgsl`; HybridError if this installation lacks it."""
+    """The path of a shipped file or folder, such as `shaders/norm.wgsl`; HybridError if this installation lacks it."""
     package = Path(__file__).resolve().parent
     for root in (package / "_shared", package.parents[1]):
         candidate = root / relative

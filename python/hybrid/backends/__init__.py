@@ -1,3 +1,4 @@
 """Backends run training sessions: `reference` (NumPy runs the graph), `webgpu` (wgpu-py runs the plan), later `torch`.
-`protocol` says what every session can do. May import everything below `backends`; each optional package only in its folder.
+`protocol` says what every session can do. May import everything below `backends`; each optional package only in its
+folder.
 """

@@ -331,6 +331,7 @@ class _Compiler:
         programs["evaluate"].insert(0, Clear("evaluation"))
         s = self.settings
         features = ["shader-f16"] if self.half else []
+        features += sorted({feature for kernel in plan_kernels.values() for feature in kernel.features})
         largest = max(
             (b.size for p in programs.values() for c in p if isinstance(c, Dispatch) for b in c.bindings), default=0
         )

@@ -16,6 +16,7 @@ from typing import Any
 
 from hybrid.contracts.stable_json import stable_hash
 from hybrid.errors import ConfigError, LimitExceeded
+from hybrid.plan.kernels.base import FLAGS_BINDING, Kernel
 from hybrid.plan.profile import DeviceProfile
 
 FORMAT = "hybrid.plan"
@@ -50,13 +51,25 @@ class PlanTensor:
 @dataclass(frozen=True)
 class PlanKernel:
     """A compute pipeline. `bindings`: (binding number, access) of its storage buffers; binding 0 is the uniform struct,
-    whose scalar types are the letters of `uniforms` ("u" for u32, "f" for f32)."""
+    whose scalar types are the letters of `uniforms` ("u" for u32, "f" for f32). `features`: what its WGSL needs enabled
+    besides `f16`; `subgroups` must be enabled by a directive in browsers and must not be in wgpu-py, so the executor
+    adds it, not the source."""
 
     source: str
     constants: tuple[tuple[str, float], ...]
     bindings: tuple[tuple[int, str], ...]
     uniforms: str
     entry: str = "main"
+    features: tuple[str, ...] = ()
+
+    @staticmethod
+    def of(kernel: Kernel, source: str, precision: str, writable: frozenset[int] = frozenset()) -> PlanKernel:
+        """The pipeline of a catalogue kernel, whose source in this precision has the sha256 `source`."""
+        bindings = [(i + 1, "read_write" if i in writable else b.access) for i, b in enumerate(kernel.bindings)]
+        if precision == "mixed-f16" and kernel.stores_activations:
+            bindings.append((FLAGS_BINDING, "read_write"))
+        types = "".join({"u32": "u", "f32": "f"}[kind] for _, kind in kernel.uniforms)
+        return PlanKernel(source, tuple(sorted(kernel.constants)), tuple(bindings), types, features=kernel.features)
 
 
 @dataclass(frozen=True)
@@ -157,6 +170,7 @@ class Plan:
                     "constants": dict(k.constants),
                     "bindings": [[number, access] for number, access in k.bindings],
                     "uniforms": k.uniforms,
+                    **({"features": list(k.features)} if k.features else {}),
                 }
                 for name, k in self.kernels.items()
             },
@@ -195,6 +209,7 @@ class Plan:
                         tuple((int(n), a) for n, a in k["bindings"]),
                         k["uniforms"],
                         k["entry"],
+                        tuple(k.get("features", ())),
                     )
                     for name, k in document["kernels"].items()
                 },

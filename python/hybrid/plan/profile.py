@@ -27,11 +27,15 @@ class DeviceProfile:
     rely on.
 
     page_cap: upper bound of one buffer in bytes, below `maxBufferSize` when a driver is better off with smaller ones.
+    subgroup_size: as measured in a shader, 0 for a device without `subgroups`. cpu: whether the adapter is a software
+    driver; None when nobody knows. Both only choose which variants of a kernel are offered.
     """
 
     limits: dict[str, int] = field(default_factory=lambda: dict(DEFAULT_LIMITS))
     features: frozenset[str] = frozenset()
     page_cap: int = 256 * MIB
+    subgroup_size: int = 0
+    cpu: bool | None = None
 
     @property
     def page_bytes(self) -> int:

@@ -68,7 +68,10 @@ def product(
     of_a, of_b, of_c = elements
     product_class = matmul.product_class(form, m, n, k, a=of_a, b=of_b, c=of_c)
     launches: dict[Launch, str] = {}  # awkward shapes have one launch whatever the variant
-    for variant in low.variants(product_class, matmul.variants(form, m, n, k), matmul.tune_variants(form, m, n, k)):
+    size, cpu = low.profile.subgroup_size, low.profile.cpu
+    usual = matmul.variants(form, m, n, k, subgroup_size=size, cpu=cpu)
+    every = matmul.tune_variants(form, m, n, k, subgroup_size=size, cpu=cpu)
+    for variant in low.variants(product_class, usual, every):
         launch = matmul.product(
             form,
             m,

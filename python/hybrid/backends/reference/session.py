@@ -232,6 +232,8 @@ class ReferenceSession:
         beta1, beta2, eps = (
             number(value) for value in (self.optimizer.beta1, self.optimizer.beta2, self.optimizer.eps)
         )
+        # 1 - beta is formed in double precision: for beta 0.999 the float32 difference is off by 1e-5.
+        rest1, rest2 = number(1 - self.optimizer.beta1), number(1 - self.optimizer.beta2)
         for index, group in enumerate(self._groups):
             rate, decay = row[2 + 2 * index], row[3 + 2 * index]
             for name in group.names:
@@ -239,9 +241,9 @@ class ReferenceSession:
                 m, v = self._moments[f"moment1/{name}"], self._moments[f"moment2/{name}"]
                 parameter = self._parameters[name]
                 m *= beta1
-                m += (1 - beta1) * gradient
+                m += rest1 * gradient
                 v *= beta2
-                v += (1 - beta2) * np.square(gradient)
+                v += rest2 * np.square(gradient)
                 parameter -= rate * ((m / correction1) / (np.sqrt(v / correction2) + eps) + decay * parameter)
 
     def poll_metrics(self, wait: bool = False) -> list[StepResult]:

@@ -7,6 +7,7 @@ program then only encodes dispatches. The counters say so, and a test holds them
 from __future__ import annotations
 
 import struct
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hybrid.backends.webgpu.device import Device, is_lost, load_wgpu
+from hybrid.backends.webgpu.device import Device, is_lost, load_wgpu, probe_subgroup_size
 from hybrid.errors import DeviceLost, LimitExceeded
 from hybrid.plan.document import BoundSlice, Choice, Clear, Dispatch, Plan, PlanTensor, check_plan
 from hybrid.plan.profile import DeviceProfile
@@ -29,8 +30,16 @@ Progress = Callable[[str, int, int], None]
 
 
 def device_profile(device: Device) -> DeviceProfile:
-    """What the compiler may rely on for this device."""
-    return DeviceProfile(limits=dict(device.limits), features=device.features)
+    """What the compiler may rely on for this device. Measures the subgroup size, which drivers misreport."""
+    size = probe_subgroup_size(device) or 0
+    features = device.features | ({"subgroups"} if size else set())
+    return DeviceProfile(
+        limits=dict(device.limits), features=features, subgroup_size=size, cpu=_is_cpu(device.info.kind)
+    )
+
+
+def _is_cpu(kind: str) -> bool | None:
+    return None if kind == "Unknown" else kind == "CPU"
 
 
 @dataclass(frozen=True)
@@ -60,11 +69,12 @@ class Executor:
     Errors: LimitExceeded when the device cannot hold the plan; DeviceLost from any call once the device is gone.
     """
 
-    def __init__(self, device: Device, plan: Plan) -> None:
-        check_plan(plan, device_profile(device))
+    def __init__(self, device: Device, plan: Plan, profile: DeviceProfile | None = None) -> None:
+        check_plan(plan, profile or device_profile(device))
         self.device = device
         self.plan = plan
         self.counters = Counters()
+        self.waited = 0.0  # seconds spent waiting for the device
         self.choices: dict[str, str] = {}
         self._wgpu = load_wgpu()
         self._pages: dict[tuple[str, int], Any] = {}
@@ -368,7 +378,9 @@ class Fence:
     promise: Any
 
     def wait(self) -> None:
+        begin = time.perf_counter()
         self.executor.guarded(self.promise.sync_wait)
+        self.executor.waited += time.perf_counter() - begin
         self.buffer.unmap()
         self.executor.release_fence(self.buffer)
 

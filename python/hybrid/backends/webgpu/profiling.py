@@ -26,7 +26,7 @@ class DispatchTime:
     is_product: bool
 
 
-def profile(executor: Executor, programs: Sequence[str], *, repeats: int = 5) -> list[DispatchTime]:
+def profile_dispatches(executor: Executor, programs: Sequence[str], *, repeats: int = 5) -> list[DispatchTime]:
     """Time every dispatch of `programs`, which must be prepared. ConfigError where the device has no timestamps.
 
     A pass per dispatch costs a little more than dispatches in one pass, so the sum is an upper bound of the programs'

@@ -59,7 +59,7 @@ class WebGPUSession:
 
     adapter: index or part of a name (None: the best). device: an open device instead. metrics_interval: steps between
     ring readbacks. variants: product class -> variant name; None times them once per adapter and remembers the winners.
-    progress(text, done, total).
+    tune: compile every variant and time none. progress(text, done, total).
     """
 
     def __init__(
@@ -78,6 +78,7 @@ class WebGPUSession:
         device: Device | None = None,
         metrics_interval: int = 1,
         variants: Mapping[str, str] | None = None,
+        tune: bool = False,
         progress: Progress | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -87,6 +88,7 @@ class WebGPUSession:
         self._clock = clock
         self._owns_device = device is None
         self.device = device or open_device(adapter)
+        profile = device_profile(self.device)
         cache = VariantCache(self.device, precision)
         known = cache.read() if variants is None else variants
         self.plan = compile_plan(
@@ -100,16 +102,17 @@ class WebGPUSession:
                 loss_scaling,
                 recompute,
                 variants=known,
+                tune=tune,
             ),
-            device_profile(self.device),
+            profile,
         )
         self._ring_rows = int(self.plan.settings["ringRows"])
         if not 1 <= metrics_interval <= self._ring_rows // 2:
             raise ConfigError(f"metrics interval {metrics_interval}: expected 1 to {self._ring_rows // 2} steps")
         self._interval = metrics_interval
         self.scaler = DynamicLossScaler(loss_scaling)
-        self.executor = Executor(self.device, self.plan)
-        self.executor.choices = choose_variants(self.executor, known, progress)
+        self.executor = Executor(self.device, self.plan, profile)
+        self.executor.choices = {} if tune else choose_variants(self.executor, known, progress)
         if variants is None and self.executor.choices.items() - known.items():
             cache.add(self.executor.choices)
         self.executor.prepare([p for p in self.plan.programs if p not in DECODING], progress)
@@ -328,7 +331,9 @@ class WebGPUSession:
 
     def _collect(self) -> None:
         readback = self._readbacks.popleft()
+        begin = time.perf_counter()
         self.executor.guarded(readback.promise.sync_wait)
+        self.executor.waited += time.perf_counter() - begin
         data = np.frombuffer(bytes(readback.buffer.read_mapped()), np.uint8)
         readback.buffer.unmap()
         self._free_buffers.append(readback.buffer)

@@ -43,6 +43,22 @@ def choose_variants(
     return chosen
 
 
+def tune_variants(
+    executor: Executor, *, rounds: int = 7, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, dict[str, float]]:
+    """Seconds of every variant of every product class, for plans compiled with `tune`."""
+    return {
+        name: dict(
+            zip(
+                (c.variant for c in dispatch.choices),
+                time_choices(executor, dispatch, clock, rounds=rounds),
+                strict=True,
+            )
+        )
+        for name, dispatch in representatives(executor).items()
+    }
+
+
 def representatives(executor: Executor) -> dict[str, Dispatch]:
     """For each product class with alternatives, the dispatch that touches most bytes."""
     found: dict[str, Dispatch] = {}
@@ -56,26 +72,29 @@ def representatives(executor: Executor) -> dict[str, Dispatch]:
     return found
 
 
-def time_choices(executor: Executor, dispatch: Dispatch, clock: Callable[[], float]) -> list[float]:
-    """Seconds of each choice: the least of a few interleaved rounds, after one that compiles."""
+def time_choices(
+    executor: Executor, dispatch: Dispatch, clock: Callable[[], float], *, rounds: int = ROUNDS, dispatches: int = 1
+) -> list[float]:
+    """Seconds of one dispatch of each choice: the least of a few interleaved rounds, after one that compiles."""
     encoded = [executor.encoded(dispatch, choice) for choice in dispatch.choices]
     best = [float("inf")] * len(encoded)
-    for number in range(ROUNDS + 1):
+    for number in range(rounds + 1):
         for index, item in enumerate(encoded):
             begin = clock()
-            _run(executor, item)
+            _run(executor, item, dispatches)
             executor.wait()
             if number:
-                best[index] = min(best[index], clock() - begin)
+                best[index] = min(best[index], (clock() - begin) / dispatches)
     return best
 
 
-def _run(executor: Executor, item: Encoded) -> None:
+def _run(executor: Executor, item: Encoded, dispatches: int) -> None:
     encoder = executor.encoder()
     compute = encoder.begin_compute_pass()
     compute.set_pipeline(item.pipeline)
     compute.set_bind_group(0, item.group)
-    compute.dispatch_workgroups(*item.workgroups)
+    for _ in range(dispatches):
+        compute.dispatch_workgroups(*item.workgroups)
     compute.end()
     executor.submit(encoder)
 

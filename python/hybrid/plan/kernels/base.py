@@ -63,6 +63,7 @@ class Kernel:
     workgroup_storage: int = 0  # bytes, for checking against limits
     invocations: int = 64  # threads of a workgroup
     vector: int = 0  # elements of `wide` (4 or 1); 0: the file does not use it
+    features: tuple[str, ...] = ()  # WebGPU features beyond those of the precision, such as "subgroups"
 
     @property
     def stores_activations(self) -> bool:

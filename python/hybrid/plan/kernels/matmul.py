@@ -135,6 +135,7 @@ def product(
         switches=frozenset(switches),
         workgroup_storage=cut.workgroup_storage,
         invocations=cut.invocations,
+        features=("subgroups",) if cut.lanes else (),
     )
     return Launch(kernel, (*sizes, int(accumulate)), _grid(cut, m, n))
 
