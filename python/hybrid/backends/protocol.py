@@ -1,8 +1,8 @@
 """The session protocol: the one thing the training loop knows about a backend.
 
-A step is `begin`, one `accumulate` per microbatch, then `apply`. Nothing in a step waits for the device; results arrive
-later through `poll_metrics`. `inspect` is the exception (it synchronises) and exists for runs that must judge a step
-before applying it.
+A step is `begin`, one `accumulate` per microbatch, then `apply`. Nothing in a step waits for the device; results
+arrive later through `poll_metrics`. `inspect` is the exception (it synchronises) and exists for runs that must judge a
+step before applying it.
 """
 
 from __future__ import annotations
@@ -37,14 +37,25 @@ class StepInfo:
 class StepResult:
     """What the device reports about one step. Times in milliseconds, None where the backend has not measured them."""
 
-    data_step: int loss: float  # (nll + z_loss * lse^2) summed over targets / target_tokens; the largest finite float32
-    if it overflowed nll: float  # the same without the z-loss term target_tokens: int grad_norm: float | None  #
-    unscaled, before clipping; None when not finite clip_factor: float  # what the gradients were multiplied by (1 when
-    not clipped) loss_scale: float  # the scale used in this step loss_scale_after: float growth_counter: int overflow:
-    bool  # a gradient or f16 store was not finite: the optimizer was skipped loss_overflow: bool nan_count: int
-    inf_count: int optimizer_step: int  # after this step step_time_ms: float | None = None forward_ms: float | None =
-    None backward_ms: float | None = None optimizer_ms: float | None = None timing_source: str = "none"  # "device",
-    "calibration" or "none"
+    data_step: int
+    loss: float  # (nll + z_loss * lse^2) summed over targets / target_tokens; the largest float32 if it overflowed
+    nll: float  # the same without the z-loss term
+    target_tokens: int
+    grad_norm: float | None  # unscaled, before clipping; None when not finite
+    clip_factor: float  # what the gradients were multiplied by (1 when not clipped)
+    loss_scale: float  # the scale used in this step
+    loss_scale_after: float
+    growth_counter: int
+    overflow: bool  # a gradient or f16 store was not finite: the optimizer was skipped
+    loss_overflow: bool
+    nan_count: int
+    inf_count: int
+    optimizer_step: int  # after this step
+    step_time_ms: float | None = None
+    forward_ms: float | None = None
+    backward_ms: float | None = None
+    optimizer_ms: float | None = None
+    timing_source: str = "none"  # "device", "calibration" or "none"
 
 
 @dataclass(frozen=True)
@@ -82,8 +93,11 @@ class SessionState:
 
 
 class TrainingSession(Protocol):
-    """See the module text. Errors: DeviceLost from any method; LimitExceeded when something does not fit;
-    DataContractError for ids outside the vocabulary or a batch of the wrong shape."""
+    """See the module text.
+
+    Errors: DeviceLost from any method; LimitExceeded when something does not fit; DataContractError for ids outside
+    the vocabulary or a batch of the wrong shape.
+    """
 
     def begin(self, info: StepInfo) -> None: ...
 
@@ -96,8 +110,7 @@ class TrainingSession(Protocol):
     def apply(self) -> None: ...
 
     def poll_metrics(self, wait: bool = False) -> list[StepResult]:
-        """Results that have arrived since the last call, in step order; with `wait`, all of the steps applied so
-        far."""
+        """Results that have arrived since the last call, in step order; with `wait`, of all steps applied so far."""
         ...
 
     def evaluate(self, batch: Batch) -> Evaluation: ...
