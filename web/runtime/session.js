@@ -1,0 +1,635 @@
+/**
+ * @file A training session on WebGPU: keeps the device fed, reads results back without stalling it.
+ *
+ * A step uploads one small record and, for each microbatch, its tokens; the loss, counts, norm, flags, loss scale and
+ * optimizer counter stay on the device, which writes one row per step into a ring (`metrics_ring.js`). May import:
+ * everything but data, checkpoint and runner.
+ */
+
+import { DynamicLossScaler } from "./contracts/loss_scaler.js";
+import { ConfigError, DataContractError, HybridError } from "./errors.js";
+import { Executor } from "./executor.js";
+import { Flight } from "./flight.js";
+import { InputUpload } from "./inputs.js";
+import { MetricsRing } from "./metrics_ring.js";
+import { optimizerSettings } from "./optim/settings.js";
+import { rows as scheduleRows } from "./optim/table.js";
+import { dropoutKey } from "./random/dropout.js";
+import { normal } from "./random/initial.js";
+import { generate } from "./sampling.js";
+import { checkOptimizerStep, checkState } from "./state.js";
+import {
+  decodeRow,
+  GROWTH_COUNTER,
+  LOSS_SCALE,
+  NLL_ACC,
+  NOT_TIMED,
+  OPTIMIZER_STEP,
+  SCALER_ENABLED,
+} from "./step_result.js";
+import { privateStorage } from "./storage.js";
+import { validateBatch } from "./validate.js";
+import { chooseVariants, VariantCache } from "./variants.js";
+
+/** @import {Batch} from "./batch.js" */
+/** @import {Timestamps} from "./command_stream.js" */
+/** @import {Device} from "./device.js" */
+/** @import {Counters, HostArray, Progress} from "./executor.js" */
+/** @import {Plan} from "./plan.js" */
+/** @import {GenerateOptions} from "./sampling.js" */
+/** @import {SessionState, StateTensor} from "./state.js" */
+/** @import {StepResult} from "./step_result.js" */
+/** @import {Storage} from "./storage.js" */
+
+const DECODING = ["prefill", "decode"];
+const MOMENTS = ["moment1", "moment2"];
+const STATE_WORDS = 64;
+const SCHEDULE_HEADER = 8;
+const INITIAL_CHUNK = 1 << 20; // elements of a new tensor made at a time
+// A page draws every 16 ms; work that lasts half of that leaves it room. Before the first measurement, few dispatches.
+const SUBMIT_SECONDS = 0.008;
+const FIRST_DISPATCHES = 16;
+const LEAST_DISPATCHES = 4;
+
+/**
+ * What is known about an optimizer step before its first microbatch.
+ *
+ * @typedef {object} StepInfo
+ * @property {number} dataStep 1-based index of the step in the run; never repeats, also when the optimizer skips
+ * @property {number} targetTokens targets of the whole step over all microbatches, at least 1: the loss denominator
+ * @property {number} microbatches how many `accumulate` calls follow
+ * @property {number} [zLoss] coefficient of the z-loss at this step
+ */
+
+/**
+ * Sum over sum: add `lossSum` and `targetTokens` over batches, divide once.
+ *
+ * @typedef {object} Evaluation
+ * @property {number} lossSum
+ * @property {number} targetTokens
+ */
+
+/**
+ * @typedef {object} SessionOptions
+ * @property {Device} device open; `close` leaves it open
+ * @property {number | bigint} [seed] 1337
+ * @property {number} [metricsInterval] steps between ring readbacks; 1
+ * @property {Record<string, string>} [variants] product class to variant name; without it they are timed once per adapter
+ * @property {Storage} [storage] where the fastest variants are remembered; the origin's private file system
+ * @property {Progress} [progress]
+ * @property {() => number} [clock] seconds
+ * @property {number} [submitSeconds] the work of one submit at most
+ */
+
+/**
+ * Trains a plan. A step is `begin`, one `accumulate` per microbatch, then `apply`; calls are awaited in order. Nothing in
+ * a step waits for its results, which arrive later through `pollMetrics`. `inspect` is the exception, for runs that must
+ * judge a step before applying it.
+ *
+ * Errors: DeviceLost from any method; LimitExceeded when something does not fit; DataContractError for ids outside the
+ * vocabulary or a batch of the wrong shape.
+ */
+export class PlanSession {
+  #executor;
+  #ring;
+  #flight;
+  #inputs;
+  #optimizer;
+  #seed;
+  #submitSeconds;
+  #scaler;
+
+  /** @type {StepInfo | null} the step under way */
+  #info = null;
+  #begun = 0;
+  #inspected = false;
+  /** @type {string | null} what runs between two steps, and lets none begin */
+  #busy = null;
+  /** @type {Timestamps | null} */
+  #timestamps = null;
+  /** @type {StepResult[]} */
+  #results = [];
+  /** @type {Promise<unknown>} the last collection of results: two at once would mix them up */
+  #collecting = Promise.resolve();
+  #optimizerStep = 0; // known for certain; the device may be ahead by the steps in flight
+  #scheduleUsed = 0;
+  #stepWords = new Uint32Array(STATE_WORDS);
+
+  /**
+   * Use `PlanSession.create`.
+   *
+   * @param {Executor} executor prepared
+   * @param {SessionOptions} options
+   */
+  constructor(executor, options) {
+    const { plan, device } = executor;
+    this.plan = plan;
+    this.device = device;
+    this.model = {
+      vocabularySize: Number(plan.model.vocabulary_size),
+      contextLength: Number(plan.model.context_length),
+    };
+    this.#executor = executor;
+    this.#seed = options.seed ?? 1337;
+    this.#submitSeconds = options.submitSeconds ?? SUBMIT_SECONDS;
+    this.#optimizer = optimizerSettings(plan.settings.optimizer);
+    this.#scaler = new DynamicLossScaler(plan.settings.lossScaling);
+    this.#ring = new MetricsRing(executor, options.metricsInterval ?? 1);
+    this.#flight = new Flight(() => executor.fence(), options.clock ?? (() => performance.now() / 1000));
+    this.#inputs = new InputUpload(executor);
+  }
+
+  /**
+   * Allocate, compile and warm up; the session starts with fresh weights of the seed, at step 0.
+   *
+   * @param {Plan} plan
+   * @param {SessionOptions} options
+   * @returns {Promise<PlanSession>}
+   */
+  static async create(plan, options) {
+    const { device, progress } = options;
+    const most = Math.floor(plan.settings.ringRows / 2);
+    const interval = options.metricsInterval ?? 1;
+    if (!Number.isInteger(interval) || interval < 1 || interval > most) {
+      throw new ConfigError(`metrics interval ${interval}: expected 1 to ${most} steps`);
+    }
+    const executor = await Executor.create(device, plan);
+    try {
+      executor.dispatchesPerSubmit = FIRST_DISPATCHES;
+      executor.choices = options.variants ?? (await rememberedVariants(executor, options));
+      const programs = Object.keys(plan.programs).filter((name) => !DECODING.includes(name));
+      await executor.prepare(programs, progress);
+      await warmUp(executor, programs, progress);
+      const session = new PlanSession(executor, options);
+      await session.reset();
+      return session;
+    } catch (error) {
+      executor.close();
+      throw error;
+    }
+  }
+
+  /** Fresh weights from the seed's streams, zero moments, step 0. */
+  async reset() {
+    await this.restore(
+      { optimizerStep: 0, scaler: new DynamicLossScaler(this.plan.settings.lossScaling).state() },
+      (write) => {
+        for (const [name, { init, std }] of Object.entries(this.plan.settings.initial)) {
+          const { elements } = this.plan.tensor(name);
+          for (let first = 0; first < elements; first += INITIAL_CHUNK) {
+            const count = Math.min(INITIAL_CHUNK, elements - first);
+            if (init === "normal") write(name, normal(this.#seed, name, count, std, first), first);
+            else write(name, new Float32Array(count).fill(init === "ones" ? 1 : 0), first);
+          }
+        }
+      },
+    );
+  }
+
+  // The step
+
+  /** @param {StepInfo} info */
+  async begin(info) {
+    if (info.targetTokens < 1) {
+      throw new DataContractError(`step ${info.dataStep} has no target tokens: its loss would have no meaning`);
+    }
+    if (info.microbatches < 1) {
+      throw new ConfigError(`step ${info.dataStep} has ${info.microbatches} microbatches: expected at least 1`);
+    }
+    this.#requireIdle("begin");
+    if (this.#scheduleUsed >= this.plan.settings.scheduleRows - 1) {
+      await this.#collect(true);
+      this.#refillSchedule();
+    }
+    this.#scheduleUsed++;
+    const words = this.#stepWords;
+    const floats = new Float32Array(words.buffer);
+    words[0] = info.dataStep;
+    words[1] = info.targetTokens;
+    floats[2] = 1 / info.targetTokens;
+    floats[3] = info.zLoss ?? 0;
+    this.#executor.writeTensor("step_input", words);
+    this.#info = info;
+    this.#begun = 0;
+    this.#timestamps = this.#ring.begin(info.dataStep, this.#passes(info.microbatches));
+  }
+
+  /** How many compute passes a step makes at most: phases are timed apart, and submits end passes. @param {number} microbatches */
+  #passes(microbatches) {
+    const executor = this.#executor;
+    /** @param {string} name */
+    const most = (name) => {
+      const { dispatches, passes } = executor.size(name);
+      return passes + Math.ceil(dispatches / executor.dispatchesPerSubmit) + 1;
+    };
+    return most("begin") + microbatches * most("forward_backward") + most("optimizer_stats") + most("optimizer_apply");
+  }
+
+  /** @param {Batch} batch */
+  async accumulate(batch) {
+    if (!this.#info) throw new Error("accumulate: begin comes first");
+    this.#upload(batch);
+    const stream = this.#executor.stream(this.#timestamps);
+    if (!this.#begun) stream.program(this.#executor.program("begin"));
+    stream.program(this.#executor.program("forward_backward"));
+    stream.finish();
+    this.#begun++;
+  }
+
+  /** @param {Batch} batch */
+  #upload(batch) {
+    const { vocabularySize, contextLength } = this.model;
+    validateBatch(batch, vocabularySize, contextLength, this.#inputs.shape);
+    this.#inputs.write(batch);
+  }
+
+  /**
+   * Wait for the gradients of the current step and report on them; `apply` follows (or not).
+   *
+   * @returns {Promise<StepResult>}
+   */
+  async inspect() {
+    const info = this.#requireComplete("inspect");
+    if (!this.#inspected) this.#executor.run("optimizer_stats");
+    this.#inspected = true;
+    const ring = this.plan.tensor("ring");
+    const rowBytes = ring.bytes / this.plan.settings.ringRows;
+    const offset = ring.offset + (info.dataStep % this.plan.settings.ringRows) * rowBytes;
+    const row = await this.#executor.readBytes(ring.arena, ring.page, offset, rowBytes);
+    return decodeRow(new Uint32Array(row.buffer), NOT_TIMED);
+  }
+
+  async apply() {
+    this.#requireComplete("apply");
+    const stream = this.#executor.stream(this.#timestamps);
+    if (!this.#inspected) stream.program(this.#executor.program("optimizer_stats"));
+    stream.program(this.#executor.program("optimizer_apply"));
+    const submitted = this.#ring.end(stream);
+    stream.finish();
+    this.#flight.add();
+    submitted?.();
+    this.#info = null;
+    this.#inspected = false;
+    if (this.#scaler.enabled && !this.#scaler.powersOfTwo()) await this.#synchroniseScale();
+    await this.#flight.bound();
+    this.#adaptSubmits();
+  }
+
+  /** Submits of about `submitSeconds`, judged by how long a step takes. */
+  #adaptSubmits() {
+    const { stepSeconds } = this.#flight;
+    if (!stepSeconds) return;
+    const dispatches = this.#executor.size("forward_backward").dispatches;
+    const fitting = Math.floor((this.#submitSeconds / stepSeconds) * dispatches);
+    this.#executor.dispatchesPerSubmit = Math.max(LEAST_DISPATCHES, fitting);
+  }
+
+  /**
+   * Scales that are not powers of two are inexact in float32: the host's scaler decides, at the price of waiting for each
+   * step.
+   */
+  async #synchroniseScale() {
+    await this.#collect(true);
+    const words = new Uint32Array((await this.#executor.readTensor("step_state")).buffer);
+    new Float32Array(words.buffer)[LOSS_SCALE] = this.#scaler.scale;
+    this.#executor.writeTensor("step_state", words);
+  }
+
+  /**
+   * @param {string} action
+   * @returns {StepInfo}
+   */
+  #requireComplete(action) {
+    if (!this.#info || this.#begun !== this.#info.microbatches) {
+      const wanted = this.#info?.microbatches ?? 0;
+      throw new Error(`${action}: ${this.#info ? this.#begun : 0} of ${wanted} microbatches accumulated`);
+    }
+    return this.#info;
+  }
+
+  /** @param {string} action */
+  #requireIdle(action) {
+    if (this.#info) throw new Error(`${action}: step ${this.#info.dataStep} is under way; apply it first`);
+    if (this.#busy) throw new Error(`${action}: ${this.#busy} has not finished; await it first`);
+  }
+
+  /**
+   * Run something between two steps.
+   *
+   * @template T
+   * @param {string} action
+   * @param {() => Promise<T>} work
+   * @returns {Promise<T>}
+   */
+  async #between(action, work) {
+    this.#requireIdle(action);
+    this.#busy = action;
+    try {
+      return await work();
+    } finally {
+      this.#busy = null;
+    }
+  }
+
+  // Results
+
+  /**
+   * Results that have arrived since the last call, in step order; with `wait`, all of the steps applied so far.
+   *
+   * @param {{wait?: boolean}} [options]
+   * @returns {Promise<StepResult[]>}
+   */
+  async pollMetrics({ wait = false } = {}) {
+    this.device.check();
+    await this.#collect(wait);
+    const results = this.#results;
+    this.#results = [];
+    return results;
+  }
+
+  /** @param {boolean} wait */
+  async #collect(wait) {
+    const collected = this.#collecting.then(async () => {
+      for (const result of await this.#ring.take(wait)) this.#settle(result);
+      if (wait) await this.#flight.drain();
+    });
+    this.#collecting = collected.catch(() => {});
+    await collected;
+  }
+
+  /**
+   * Replay the step in the host's scaler, which must agree with the device's.
+   *
+   * @param {StepResult} result
+   */
+  #settle(result) {
+    const scaler = this.#scaler;
+    scaler.update(result.overflow && scaler.overflowCheck);
+    if (scaler.enabled && scaler.powersOfTwo() && scaler.scale !== result.lossScaleAfter) {
+      throw new HybridError(
+        `step ${result.dataStep}: the device's loss scale ${result.lossScaleAfter} is not the host's ${scaler.scale}`,
+      );
+    }
+    this.#optimizerStep = result.optimizerStep;
+    this.#results.push(result);
+  }
+
+  // Evaluation and sampling
+
+  /**
+   * @param {Batch} batch
+   * @returns {Promise<Evaluation>}
+   */
+  evaluate(batch) {
+    return this.#between("evaluate", async () => {
+      this.#upload(batch);
+      this.#executor.run("evaluate");
+      const words = await this.#executor.readTensor("eval_state");
+      return { lossSum: new Float32Array(words.buffer)[NLL_ACC], targetTokens: batch.targetTokens };
+    });
+  }
+
+  /**
+   * Ids that continue a prompt, one by one.
+   *
+   * @param {readonly number[]} prompt
+   * @param {GenerateOptions} [options]
+   * @returns {AsyncGenerator<number, void, void>}
+   */
+  async *generate(prompt, options = {}) {
+    await this.#between("generate", () => this.#executor.prepare(DECODING));
+    const { vocabularySize, contextLength } = this.model;
+    const size = this.plan.settings.prefillTokens;
+    /** @param {readonly number[]} ids */
+    const prefill = async (ids) => {
+      let logits = new Float32Array(0);
+      for (let start = 0; start < ids.length; start += size) {
+        const part = ids.slice(start, start + size);
+        logits = await this.#decode("prefill", [...part, ...Array(size - part.length).fill(0)], start, part.length - 1);
+      }
+      return logits;
+    };
+    /** @param {number} id @param {number} position */
+    const decode = (id, position) => this.#decode("decode", [id], position, 0);
+    yield* generate({ prefill, decode, vocabularySize, contextLength }, prompt, options);
+  }
+
+  /**
+   * @param {string} program
+   * @param {readonly number[]} ids
+   * @param {number} start
+   * @param {number} last
+   * @returns {Promise<Float32Array<ArrayBuffer>>}
+   */
+  #decode(program, ids, start, last) {
+    return this.#between("generate", async () => {
+      const executor = this.#executor;
+      const highest = this.model.contextLength - 1;
+      executor.writeTensor(`${program}/ids`, Uint32Array.from(ids));
+      executor.writeTensor(
+        `${program}/positions`,
+        Uint32Array.from(ids, (_, index) => Math.min(start + index, highest)),
+      );
+      executor.writeTensor(`${program}/start`, Uint32Array.of(start));
+      executor.writeTensor(`${program}/last`, Uint32Array.of(last));
+      executor.run(program);
+      return new Float32Array((await executor.readTensor("logits")).buffer);
+    });
+  }
+
+  // State
+
+  /** The shapes of the parameters by name. */
+  shapes() {
+    return Object.fromEntries(this.plan.parameterNames().map((name) => [name, this.plan.tensor(name).shape]));
+  }
+
+  /**
+   * A host copy of the state after every applied step. No step may begin before it is there.
+   *
+   * @returns {Promise<SessionState>}
+   */
+  exportState() {
+    return this.#between("exportState", async () => {
+      /** @type {Record<string, StateTensor>} */
+      const model = {};
+      /** @type {Record<string, StateTensor>} */
+      const optimizer = {};
+      for (const name of this.plan.parameterNames()) model[name] = await this.#readTensor(name);
+      for (const slot of MOMENTS) {
+        for (const name of this.plan.parameterNames()) {
+          optimizer[`${slot}/${name}`] = await this.#readTensor(`${slot}/${name}`);
+        }
+      }
+      return { model, optimizer, ...(await this.#progress()) };
+    });
+  }
+
+  /**
+   * The part of the state that is not tensors: what `restore` takes.
+   *
+   * @returns {Promise<{optimizerStep: number, scaler: Record<string, unknown>}>}
+   */
+  exportProgress() {
+    return this.#between("exportProgress", () => this.#progress());
+  }
+
+  async #progress() {
+    const words = new Uint32Array((await this.#executor.readTensor("step_state")).buffer);
+    /** @type {Record<string, unknown>} */
+    const scaler = { ...this.#scaler.state() };
+    if (this.#scaler.enabled) {
+      scaler.scale = new Float32Array(words.buffer)[LOSS_SCALE];
+      scaler.growthCounter = words[GROWTH_COUNTER];
+    }
+    return { optimizerStep: words[OPTIMIZER_STEP], scaler };
+  }
+
+  /**
+   * A host copy of one tensor: a parameter, or `<slot>/<parameter>`. For checkpoints that are written tensor by tensor.
+   *
+   * @param {string} name
+   * @returns {Promise<StateTensor>}
+   */
+  exportTensor(name) {
+    return this.#between("exportTensor", () => this.#readTensor(name));
+  }
+
+  /**
+   * @param {string} name
+   * @returns {Promise<StateTensor>}
+   */
+  async #readTensor(name) {
+    const bytes = await this.#executor.readTensor(name);
+    return { shape: this.plan.tensor(name).shape, data: new Float32Array(bytes.buffer) };
+  }
+
+  /**
+   * Continue from a state that any runtime exported.
+   *
+   * @param {SessionState} state
+   * @throws {CheckpointCorrupt} when it is not this model's, before anything is replaced
+   */
+  async importState(state) {
+    this.#requireIdle("importState");
+    checkState(state, this.shapes());
+    await this.restore(state, (write) => {
+      for (const tensors of [state.model, state.optimizer]) {
+        for (const [name, { data }] of Object.entries(tensors)) write(name, data);
+      }
+    });
+  }
+
+  /**
+   * Continue from a state whose tensors `fill` uploads, whole or piece by piece: write(name, values, first element).
+   * Moments that it does not write are zero; weights are its duty.
+   *
+   * @param {{optimizerStep: number, scaler: Record<string, unknown>}} progress
+   * @param {(write: (name: string, values: HostArray, first?: number) => void) => void | Promise<void>} fill
+   */
+  async restore({ optimizerStep, scaler }, fill) {
+    checkOptimizerStep(optimizerStep);
+    const restored = new DynamicLossScaler(this.plan.settings.lossScaling);
+    restored.restore(scaler);
+    await this.#between("restore", async () => {
+      const executor = this.#executor;
+      await this.#collect(true);
+      await this.#ring.reset();
+      executor.clear(["moment1", "moment2", "grads", "state", "flags", "metrics", "step"]);
+      await fill((name, values, first) => executor.writeTensor(name, values, first));
+      if ("load" in this.plan.programs) executor.run("load");
+      this.#scaler = restored;
+      const words = new Uint32Array(STATE_WORDS);
+      words[OPTIMIZER_STEP] = optimizerStep;
+      new Float32Array(words.buffer)[LOSS_SCALE] = restored.scale;
+      words[GROWTH_COUNTER] = restored.growthCounter;
+      words[SCALER_ENABLED] = Number(restored.enabled);
+      executor.writeTensor("step_state", words);
+      const sites = this.plan.settings.dropoutSites;
+      if (sites.length) {
+        const keys = sites.flatMap((site) => [...dropoutKey(this.#seed, site)]);
+        executor.writeTensor("dropout_keys", Uint32Array.from(keys));
+      }
+      this.#optimizerStep = optimizerStep;
+      this.#results = [];
+      this.#refillSchedule();
+    });
+  }
+
+  /**
+   * Rows for the optimizer steps from the last known one on. Uploaded in order with submitted work, so steps in flight
+   * keep theirs.
+   */
+  #refillSchedule() {
+    const first = this.#optimizerStep + 1;
+    const table = new Float32Array(this.plan.tensor("schedule").elements);
+    new Uint32Array(table.buffer)[0] = first;
+    table.set(scheduleRows(this.#optimizer, first, this.plan.settings.scheduleRows).flat(), SCHEDULE_HEADER);
+    this.#executor.writeTensor("schedule", table);
+    this.#scheduleUsed = 0;
+  }
+
+  // About
+
+  /** Adapter, precision, kernel path and the like, for `environment_metadata`. */
+  describe() {
+    const { precision, hash } = this.plan;
+    const { name, vendor, architecture, device, description, isFallbackAdapter } = this.device.info;
+    return {
+      backend: "browser",
+      precision,
+      kernel_path: `wgsl-${precision}`,
+      plan_hash: hash,
+      pipelines: this.#executor.counters.pipelinesCreated,
+      variants: { ...this.#executor.choices },
+      gpuAdapter: { name, vendor, architecture, device, description, isFallbackAdapter },
+    };
+  }
+
+  /** Bytes of device memory by arena, and `total`. */
+  memory() {
+    return this.#executor.memory();
+  }
+
+  /** @returns {Counters} what was done and made so far */
+  counters() {
+    return { ...this.#executor.counters };
+  }
+
+  /** Free the session's buffers. Nothing else may be called afterwards. */
+  close() {
+    this.#executor.close();
+    this.#ring.close();
+  }
+}
+
+/**
+ * @param {Executor} executor
+ * @param {SessionOptions} options
+ */
+async function rememberedVariants(executor, { storage, progress, clock }) {
+  const cache = new VariantCache(storage ?? (await privateStorage("hybrid")), executor.device, executor.plan.precision);
+  const known = await cache.read();
+  const variants = await chooseVariants(executor, known, { progress, clock });
+  const timed = Object.entries(variants).filter(([name, variant]) => known[name] !== variant);
+  if (timed.length) await cache.add(Object.fromEntries(timed));
+  return variants;
+}
+
+/**
+ * Drivers compile at first dispatch: run every program once on zeros, then wipe what it left.
+ *
+ * @param {Executor} executor
+ * @param {readonly string[]} programs
+ * @param {Progress} [progress]
+ */
+async function warmUp(executor, programs, progress) {
+  const warm = programs.filter((name) => name !== "load");
+  for (const [done, name] of warm.entries()) {
+    progress?.("warming up", done, warm.length);
+    executor.run(name);
+    await executor.fence();
+  }
+  executor.clear(Object.keys(executor.plan.arenas).filter((arena) => arena !== "tables"));
+  await executor.fence();
+}

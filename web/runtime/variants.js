@@ -1,0 +1,164 @@
+/**
+ * @file Which variant of each product class runs fastest here: timed once per adapter, then remembered.
+ *
+ * All variants of a class compute the same sums in the same order, so the choice changes speed and nothing else. May
+ * import: contracts, device, executor, plan, sha256, storage.
+ */
+
+import { isObject } from "./contracts/values.js";
+import { sha256 } from "./sha256.js";
+
+/** @import {Device} from "./device.js" */
+/** @import {Encoded} from "./command_stream.js" */
+/** @import {Executor, Progress} from "./executor.js" */
+/** @import {Dispatch} from "./plan.js" */
+/** @import {Storage} from "./storage.js" */
+
+const ROUNDS = 3;
+const FORMAT = 2;
+// A wait for the device takes a millisecond by itself, and browsers blur clocks: time at least this much work at once.
+const LEAST_SECONDS = 0.01;
+const MOST_REPEATS = 32;
+const HOPELESS = 3; // times the best of the first round
+
+/**
+ * Product class -> name of the fastest variant. Classes that `known` has no usable answer for are timed, on the plan's
+ * own (still empty) arenas.
+ *
+ * @param {Executor} executor
+ * @param {Record<string, string>} known
+ * @param {object} [options]
+ * @param {Progress} [options.progress]
+ * @param {() => number} [options.clock] seconds
+ * @returns {Promise<Record<string, string>>}
+ */
+export async function chooseVariants(executor, known, { progress, clock = seconds } = {}) {
+  /** @type {Record<string, string>} */
+  const chosen = {};
+  /** @type {[string, Dispatch][]} */
+  const missing = [];
+  for (const [name, dispatch] of representatives(executor)) {
+    if (dispatch.choices.some(({ variant }) => variant === known[name])) chosen[name] = known[name];
+    else missing.push([name, dispatch]);
+  }
+  await executor.compile(
+    missing.flatMap(([, dispatch]) => dispatch.choices.map(({ kernel }) => kernel)),
+    progress,
+  );
+  for (const [done, [name, dispatch]] of missing.entries()) {
+    progress?.("timing kernel variants", done, missing.length);
+    const times = await timeChoices(executor, dispatch, clock);
+    chosen[name] = dispatch.choices[times.indexOf(Math.min(...times))].variant;
+  }
+  return chosen;
+}
+
+/**
+ * For each product class with alternatives, the dispatch that touches most bytes.
+ *
+ * @param {Executor} executor
+ * @returns {Map<string, Dispatch>}
+ */
+export function representatives(executor) {
+  /** @type {Map<string, Dispatch>} */
+  const found = new Map();
+  for (const program of Object.keys(executor.plan.programs)) {
+    for (const dispatch of executor.plan.dispatches(program)) {
+      const { productClass } = dispatch;
+      if (!productClass || dispatch.choices.length < 2) continue;
+      const largest = found.get(productClass);
+      if (!largest || bytes(dispatch) > bytes(largest)) found.set(productClass, dispatch);
+    }
+  }
+  return found;
+}
+
+/**
+ * Seconds of each choice: the least of a few interleaved rounds. The first dispatch of each is not timed, for drivers
+ * compile there.
+ *
+ * @param {Executor} executor
+ * @param {Dispatch} dispatch
+ * @param {() => number} clock
+ * @returns {Promise<number[]>}
+ */
+export async function timeChoices(executor, dispatch, clock) {
+  const encoded = await executor.device.scoped(() =>
+    dispatch.choices.map((choice) => executor.encoded(dispatch, choice)),
+  );
+  /** @param {Encoded} item @param {number} repeats */
+  const time = async (item, repeats) => {
+    const begin = clock();
+    const stream = executor.stream();
+    stream.program(Array(repeats).fill(item));
+    stream.finish();
+    await executor.fence();
+    return (clock() - begin) / repeats;
+  };
+  for (const item of encoded) await time(item, 1);
+  /** @type {number[]} */
+  const best = [];
+  for (const item of encoded) best.push(await time(item, 1));
+  const quickest = Math.min(...best);
+  const repeats = Math.min(MOST_REPEATS, Math.max(1, Math.ceil(LEAST_SECONDS / Math.max(quickest, 1e-6))));
+  const hopeful = [...encoded.keys()].filter((index) => best[index] <= HOPELESS * quickest || repeats > 1);
+  for (const index of hopeful) best[index] = Number.POSITIVE_INFINITY;
+  for (let round = 0; round < ROUNDS; round++) {
+    for (const index of hopeful) best[index] = Math.min(best[index], await time(encoded[index], repeats));
+  }
+  return best;
+}
+
+/** The remembered winners of one adapter and precision. */
+export class VariantCache {
+  #storage;
+  #name;
+
+  /**
+   * @param {Storage} storage
+   * @param {Device} device
+   * @param {string} precision
+   */
+  constructor(storage, device, precision) {
+    const { vendor, architecture, device: model, description } = device.info;
+    const identity = [vendor, architecture, model, description, precision].join("\n");
+    this.#storage = storage;
+    this.#name = `variants-${sha256(new TextEncoder().encode(identity)).slice(0, 16)}.json`;
+  }
+
+  /**
+   * Winners by product class; a text that cannot be understood is only a reason to time again.
+   *
+   * @returns {Promise<Record<string, string>>}
+   */
+  async read() {
+    try {
+      /** @type {unknown} */
+      const document = JSON.parse((await this.#storage.read(this.#name)) ?? "null");
+      if (!isObject(document) || document.format !== FORMAT || !isObject(document.variants)) return {};
+      return Object.fromEntries(Object.entries(document.variants).map(([name, variant]) => [name, String(variant)]));
+    } catch {
+      return {};
+    }
+  }
+
+  /**
+   * Remember these too.
+   *
+   * @param {Record<string, string>} variants
+   */
+  async add(variants) {
+    const merged = { ...(await this.read()), ...variants };
+    await this.#storage.write(this.#name, JSON.stringify({ format: FORMAT, variants: merged }, null, 1));
+  }
+}
+
+/** @param {Dispatch} dispatch */
+function bytes(dispatch) {
+  return dispatch.bindings.reduce((sum, bound) => sum + bound.size, 0);
+}
+
+/** @returns {number} */
+function seconds() {
+  return performance.now() / 1000;
+}
