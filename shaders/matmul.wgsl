@@ -9,8 +9,8 @@
 // A thread owns ROW_LOADS * BLOCKS_A_LOAD blocks down and COLUMN_BLOCKS blocks across. Where its operands come from:
 //   (default)  straight from memory: for CPUs, where workgroup memory is plain memory; BLOCKS_A_LOAD is 1
 //   TILES      the workgroup copies STEP of K at a time to workgroup memory: for GPUs; BLOCKS_A_LOAD is 1
-//   SUBGROUPS  each of the first 4 * BLOCKS_A_LOAD lanes loads its own vec4 of A and broadcasts it: one load then serves
-//              BLOCKS_A_LOAD blocks in every lane. All threads of the workgroup share their rows: THREADS_M is 1
+//   SUBGROUPS  each of the first 4 * BLOCKS_A_LOAD lanes loads its own vec4 of A and broadcasts it, so that one load
+//              serves BLOCKS_A_LOAD blocks in every lane. All threads of the workgroup share their rows: THREADS_M is 1
 
 struct Uniforms {
   m: u32, n: u32, k: u32, lda: u32, ldb: u32, ldc: u32, a_offset: u32, b_offset: u32, c_offset: u32, accumulate: u32,
