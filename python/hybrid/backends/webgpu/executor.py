@@ -262,8 +262,13 @@ class Executor:
             compute.end()
 
     def submit(self, encoder: Any) -> None:
+        """Hand a command encoder to the device. A software driver may run the work before it returns: waiting, that is."""
         self.counters.submits += 1
-        self.guarded(lambda: self.device.queue.submit([encoder.finish()]))
+        buffer = encoder.finish()
+        begin = time.perf_counter()
+        self.guarded(lambda: self.device.queue.submit([buffer]))
+        if self.device.info.is_software:
+            self.waited += time.perf_counter() - begin
 
     def run(self, *programs: str) -> None:
         """Encode and submit programs in order."""
