@@ -135,6 +135,7 @@ class WebGPUSession:
         ring = self.plan.tensors["ring"]
         self._slots = 0
         self._queries: Any = None
+        self._queries_written = 0  # slots 0 .. this have been written at least once: steps take theirs without gaps
         if self.device.has_timestamps:
             self._queries = self.device.device.create_query_set(type=wgpu.QueryType.timestamp, count=QUERY_SLOTS)
             self._resolved = self.executor.buffer(QUERY_SLOTS * 8, usage.QUERY_RESOLVE | usage.COPY_SRC)
@@ -228,9 +229,7 @@ class WebGPUSession:
             return None
         if self._query_cursor + slots > QUERY_SLOTS:
             self._query_cursor = 0
-        timestamps = Timestamps(self._queries, self._query_cursor, slots)
-        self._query_cursor += slots
-        return timestamps
+        return Timestamps(self._queries, self._query_cursor, slots)
 
     def accumulate(self, batch: Batch) -> None:
         if self._info is None:
@@ -265,6 +264,8 @@ class WebGPUSession:
         self._unread.append(info.data_step)
         if self._timestamps is not None:
             self._passes[info.data_step] = self._timestamps.passes
+            self._query_cursor = self._timestamps.next
+            self._queries_written = max(self._queries_written, self._query_cursor)
         due = len(self._unread) >= self._interval and bool(self._free_buffers)
         buffer = self._copy_ring(encoder) if due else None
         self.executor.submit(encoder)
@@ -316,8 +317,9 @@ class WebGPUSession:
         buffer = self._free_buffers.pop()
         ring = self.plan.tensors["ring"]
         encoder.copy_buffer_to_buffer(self.executor.page(ring), ring.offset, buffer, 0, ring.bytes)
-        if self._queries is not None:
-            encoder.resolve_query_set(self._queries, 0, QUERY_SLOTS, self._resolved, 0)
+        if self._queries is not None and self._queries_written:
+            # Only what was written: SwiftShader waits for ever for a query that never was.
+            encoder.resolve_query_set(self._queries, 0, self._queries_written, self._resolved, 0)
             encoder.copy_buffer_to_buffer(self._resolved, 0, buffer, ring.bytes, QUERY_SLOTS * 8)
         return buffer
 
