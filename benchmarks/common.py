@@ -1,0 +1,79 @@
+"""What the benchmarks share: where things lie, and results with the commit and command that made them."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+RIVALS = ROOT / ".venv-benchmarks" / "bin" / "python"
+
+
+def corpus(given: Path | None = None) -> Path:
+    """tinyshakespeare.txt: `given`, or in `shared/data/` within or beside the checkout."""
+    places = [given] if given else [folder / "shared/data/tinyshakespeare.txt" for folder in (ROOT, ROOT.parent)]
+    for place in places:
+        if place.is_file():
+            return place
+    raise SystemExit(f"no text at {' or '.join(map(str, places))}: give its path with --text")
+
+
+def commit() -> str:
+    """The commit that was measured, with "+changes" when the tree differs from it."""
+    described = subprocess.run(
+        ["git", "describe", "--always", "--abbrev=40", "--dirty=+changes", "--exclude=*"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    return described.stdout.strip() or "unknown"
+
+
+def command() -> str:
+    """The command line that was run, with paths relative to the checkout."""
+    words = [Path(word).name if word == sys.argv[0] else word for word in sys.argv]
+    return shlex.join(["python", f"benchmarks/{words[0]}", *(word.replace(f"{ROOT}/", "") for word in words[1:])])
+
+
+def machine() -> dict[str, Any]:
+    model = next(
+        (line.split(":", 1)[1].strip() for line in _lines(Path("/proc/cpuinfo")) if line.startswith("model name")), ""
+    )
+    return {"processor": model or platform.processor(), "cores": os.cpu_count(), "python": platform.python_version()}
+
+
+def save_result(name: str, result: dict[str, Any]) -> Path:
+    """Write results/NAME.json: the result with commit, command, machine and time."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    document = {
+        "commit": commit(),
+        "command": command(),
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "machine": machine(),
+        "result": result,
+    }
+    path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    return path
+
+
+def run_json(words: list[str], environment: dict[str, str] | None = None) -> Any:
+    """Run a command that prints one JSON document and return it; its standard error passes through."""
+    done = subprocess.run(
+        words, cwd=ROOT, env=os.environ | (environment or {}), stdout=subprocess.PIPE, text=True, check=False
+    )
+    if done.returncode != 0:
+        raise SystemExit(f"{shlex.join(words)} ended with exit code {done.returncode}")
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
