@@ -72,11 +72,13 @@ class FakeClock:
 
 
 class TimedSession:
-    """Does no arithmetic; a step, an evaluation and an export take fixed times of a fake clock."""
+    """Does no arithmetic; a step, an evaluation and an export take fixed times of a fake clock. With `diverged`, every
+    step is skipped."""
 
     STEP, EVALUATION, EXPORT = 0.1, 7.0, 5.0
 
-    def __init__(self, config: RunConfig, clock: FakeClock) -> None:
+    def __init__(self, config: RunConfig, clock: FakeClock, diverged: bool = False) -> None:
+        self._diverged = diverged
         specs = parameter_specs(model_config(config))
         self._clock = clock
         self._model = {spec.name: np.zeros(spec.shape, np.float32) for spec in specs}
@@ -92,7 +94,7 @@ class TimedSession:
         step, targets = self._info.data_step, self._info.target_tokens
         return StepResult(
             data_step=step, loss=1.0, nll=1.0, target_tokens=targets, grad_norm=1.0, clip_factor=1.0, loss_scale=1.0,
-            loss_scale_after=1.0, growth_counter=0, overflow=False, loss_overflow=False, nan_count=0, inf_count=0,
+            loss_scale_after=1.0, growth_counter=0, overflow=self._diverged, loss_overflow=False, nan_count=0, inf_count=0,
             optimizer_step=step,
         )  # fmt: skip
 

@@ -11,11 +11,11 @@ import pytest
 from hybrid.backends.protocol import TrainingSession
 from hybrid.config.tree import RunConfig
 from hybrid.contracts.loss_scaler import DynamicLossScaler
-from hybrid.errors import AlertRaised, DeviceLost, StopRequested
+from hybrid.errors import AlertRaised, DeviceLost, NonFiniteError, StopRequested
 from hybrid.training.metrics_log import read_rows
 from hybrid.training.signals import StopFlag
 from training.micro import Recorder, entries, run, run_file, state_hash, steps_saved
-from training.sessions import FakeClock, losing
+from training.sessions import FakeClock, TimedSession, losing
 
 ALERTS = ("telemetry.alerts.enabled=true", "telemetry.alerts.failOnAlert=true")
 
@@ -45,6 +45,12 @@ def test_an_overflow_skips_the_optimizer_and_leaves_the_documented_trace(tmp_pat
         assert row["objective"] == "cross_entropy" and row["trainable_groups"] == ["decay", "no_decay"]
     assert [row["step"] for row in rows] == list(range(1, 15)), "the run's own step goes on"
     assert next(row["lr"] for row in rows if not row["overflow"]) == rows[0]["lr"], "the rate that was due is due again"
+
+
+def test_a_run_that_only_skips_steps_fails_in_the_end(tmp_path: Path) -> None:
+    with pytest.raises(NonFiniteError, match="last 100 steps up to 100 .* the run has diverged"):
+        run(tmp_path, "run.steps=200", session=lambda config, *rest: TimedSession(config, FakeClock(), diverged=True))
+    assert len(entries(tmp_path)) == 100 and run_file(tmp_path)["status"] == "failed"
 
 
 def test_an_alert_with_fail_on_alert_ends_the_run_before_the_step_is_applied(tmp_path: Path) -> None:

@@ -16,13 +16,15 @@ from hybrid.contracts.memory import host_stats
 from hybrid.contracts.progress import Progress, ProgressContext
 from hybrid.contracts.provenance import build_provenance
 from hybrid.contracts.telemetry import Telemetry, TelemetrySettings, alerts
-from hybrid.errors import AlertRaised
+from hybrid.errors import AlertRaised, NonFiniteError
 from hybrid.models.parameters import count_parameters
 from hybrid.optim.schedules import learning_rate
 from hybrid.training.meter import Meter
 from hybrid.training.metrics_log import JsonLines
 from hybrid.training.start import Prepared, Services
 from hybrid.training.tensorboard import TensorBoard
+
+MOST_SKIPPED = 100
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,7 @@ class Entries:
             build_provenance=build_provenance({}, os.environ),
         )
         self._places: dict[int, StepPlace] = {}
+        self._stuck = 0  # skipped steps in a row that no smaller loss scale will help
         self._memory: dict[str, int] = {}
         self._unreported: list[dict[str, Any]] = []
 
@@ -113,6 +116,17 @@ class Entries:
             entry = self._build(result, self._places.pop(result.data_step))
             self._write(entry)
             self._telemetry.check(entry)
+            self._check_divergence(result)
+
+    def _check_divergence(self, result: StepResult) -> None:
+        """Raise NonFiniteError when step after step is skipped, and the loss scale cannot come down to change that."""
+        stuck = result.overflow and result.loss_scale_after == result.loss_scale
+        self._stuck = self._stuck + 1 if stuck else 0
+        if self._stuck == MOST_SKIPPED:
+            raise NonFiniteError(
+                f"the last {MOST_SKIPPED} steps up to {result.data_step} had gradients that are not finite, and were skipped: "
+                "the run has diverged; go on from an older checkpoint with a lower optimizer.lr"
+            )
 
     def judge(self, result: StepResult) -> None:
         """Look at a step before it is applied. If it raises alerts, write its entry and raise AlertRaised."""
