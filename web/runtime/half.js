@@ -14,3 +14,15 @@ export function halfToFloat(bits) {
   if (exponent === 0x1f) return fraction ? Number.NaN : sign * Number.POSITIVE_INFINITY;
   return sign * (1024 + fraction) * 2 ** (exponent - 25);
 }
+
+/**
+ * The values of float16 elements.
+ *
+ * @param {Uint16Array} halves bits
+ * @returns {Float32Array<ArrayBuffer>}
+ */
+export function halvesToFloats(halves) {
+  const floats = new Float32Array(halves.length);
+  for (let index = 0; index < halves.length; index++) floats[index] = halfToFloat(halves[index]);
+  return floats;
+}

@@ -6,10 +6,10 @@
  */
 
 // The first 32 bits of the fractional parts of the square roots of the first 8 primes, and of the cube roots of the
-// first 64. Both are found by integer arithmetic in `fraction`, so that there is no table to mistype.
+// first 64. None of them is so near to a whole number of 2^-32 that the last bit of Math.cbrt could matter.
 const PRIMES = firstPrimes(64);
-const START = Int32Array.from(PRIMES.slice(0, 8), (prime) => fraction(prime, 2n));
-const CONSTANTS = Int32Array.from(PRIMES, (prime) => fraction(prime, 3n));
+const START = Int32Array.from(PRIMES.slice(0, 8), (prime) => fraction(Math.sqrt(prime)));
+const CONSTANTS = Int32Array.from(PRIMES, (prime) => fraction(Math.cbrt(prime)));
 
 const BLOCK = 64;
 
@@ -70,12 +70,13 @@ export class Sha256 {
     for (let i = 0, p = at; i < 16; i++, p += 4) {
       w[i] = (bytes[p] << 24) | (bytes[p + 1] << 16) | (bytes[p + 2] << 8) | bytes[p + 3];
     }
+    // `| 0` after each sum keeps engines in 32-bit arithmetic.
     for (let i = 16; i < 64; i++) {
       const x = w[i - 15];
       const y = w[i - 2];
       const low = ((x >>> 7) | (x << 25)) ^ ((x >>> 18) | (x << 14)) ^ (x >>> 3);
       const high = ((y >>> 17) | (y << 15)) ^ ((y >>> 19) | (y << 13)) ^ (y >>> 10);
-      w[i] = (w[i - 16] + low + w[i - 7] + high) | 0;
+      w[i] = (((w[i - 16] + low) | 0) + ((w[i - 7] + high) | 0)) | 0;
     }
     let a = state[0];
     let b = state[1];
@@ -87,9 +88,10 @@ export class Sha256 {
     let h = state[7];
     for (let i = 0; i < 64; i++) {
       const high = ((e >>> 6) | (e << 26)) ^ ((e >>> 11) | (e << 21)) ^ ((e >>> 25) | (e << 7));
-      const first = (h + high + ((e & f) ^ (~e & g)) + CONSTANTS[i] + w[i]) | 0;
+      const choice = g ^ (e & (f ^ g));
+      const first = (((h + high) | 0) + ((choice + ((CONSTANTS[i] + w[i]) | 0)) | 0)) | 0;
       const low = ((a >>> 2) | (a << 30)) ^ ((a >>> 13) | (a << 19)) ^ ((a >>> 22) | (a << 10));
-      const second = (low + ((a & b) ^ (a & c) ^ (b & c))) | 0;
+      const second = (low + ((a & b) | (c & (a | b)))) | 0;
       h = g;
       g = f;
       f = e;
@@ -131,28 +133,17 @@ export async function subtleSha256(bytes) {
   return Array.from(digest, (byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
-/** @param {number} count @returns {bigint[]} */
+/** @param {number} count @returns {number[]} */
 function firstPrimes(count) {
-  /** @type {bigint[]} */
+  /** @type {number[]} */
   const primes = [];
-  for (let candidate = 2n; primes.length < count; candidate++) {
+  for (let candidate = 2; primes.length < count; candidate++) {
     if (primes.every((prime) => candidate % prime)) primes.push(candidate);
   }
   return primes;
 }
 
-/**
- * The first 32 bits of the fractional part of a root: the integer root of value * 2^(32 * degree), modulo 2^32.
- *
- * @param {bigint} value
- * @param {bigint} degree
- * @returns {number}
- */
-function fraction(value, degree) {
-  const target = value << (32n * degree);
-  let root = 0n;
-  for (let bit = 1n << 40n; bit; bit >>= 1n) {
-    if ((root + bit) ** degree <= target) root += bit;
-  }
-  return Number(root & 0xffffffffn);
+/** @param {number} root @returns {number} the first 32 bits of its fractional part */
+function fraction(root) {
+  return Math.floor((root % 1) * 2 ** 32);
 }

@@ -96,7 +96,8 @@ const UNPRINTABLE = /[\p{C}\p{Z}]/u;
 const SHORT_ESCAPES = { "\t": "\\t", "\n": "\\n", "\r": "\\r", "\\": "\\\\" };
 
 /**
- * A JSON value as Python's repr() writes it, for messages. A whole number has no ".0": here 1.0 is 1.
+ * A JSON value as Python's repr() writes it, for messages. A whole number has no ".0", since here 1.0 is 1; in a value
+ * of the exact reader (`strict_json`), whole numbers are bigints and all others have their point.
  *
  * @param {unknown} value
  * @param {number} [longest] code points after which the text is cut off
@@ -115,8 +116,13 @@ function write(value) {
   if (typeof value === "number") return writeNumber(value);
   if (typeof value === "string") return writeText(value);
   if (Array.isArray(value)) return `[${value.map(write).join(", ")}]`;
+  if (value instanceof ExactFloat) {
+    const text = writeNumber(value.value);
+    return /^-?[0-9]+$/.test(text) ? `${text}.0` : text;
+  }
   if (isObject(value)) {
-    const members = Object.entries(value).map(([key, item]) => `${writeText(key)}: ${write(item)}`);
+    const entries = value instanceof Map ? [...value] : Object.entries(value);
+    const members = entries.map(([key, item]) => `${writeText(key)}: ${write(item)}`);
     return `{${members.join(", ")}}`;
   }
   return String(value);
@@ -132,7 +138,7 @@ function writeNumber(value) {
     const [mantissa, exponent] = value.toExponential().split("e");
     return `${mantissa}e${exponent[0]}${exponent.slice(1).padStart(2, "0")}`;
   }
-  return String(value);
+  return Object.is(value, -0) ? "-0" : String(value);
 }
 
 /** @param {string} text @returns {string} */
@@ -151,6 +157,14 @@ function writeText(text) {
   return result + quote;
 }
 
+/** A JSON number that was not written as an integer, in a value of the exact reader. */
+export class ExactFloat {
+  /** @param {number} value */
+  constructor(value) {
+    this.value = value;
+  }
+}
+
 /**
  * The name Python gives to the type of a JSON value, for messages.
  *
@@ -161,6 +175,8 @@ export function typeName(value) {
   if (value === null || value === undefined) return "NoneType";
   if (typeof value === "boolean") return "bool";
   if (typeof value === "number") return Number.isInteger(value) ? "int" : "float";
+  if (typeof value === "bigint") return "int";
+  if (value instanceof ExactFloat) return "float";
   if (typeof value === "string") return "str";
   if (Array.isArray(value)) return "list";
   return isObject(value) ? "dict" : typeof value;
