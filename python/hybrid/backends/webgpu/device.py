@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from hybrid.errors import ConfigError, HybridError
+from hybrid.errors import ConfigError, DeviceLost, HybridError
 from hybrid.plan.profile import DEFAULT_LIMITS as PLAN_LIMITS
 
 # What a device is asked for when the adapter offers it. Plans say themselves what they cannot do without.
@@ -42,6 +42,9 @@ _RAISED_LIMITS = (
     "maxComputeWorkgroupSizeX",
     "maxComputeWorkgroupSizeY",
 )
+
+# How long a result may take before the device is asked whether it is still there.
+PATIENCE_SECONDS = 1.0
 
 DRIVER_HINT = (
     "Install a Vulkan driver: the GPU vendor's own on Windows and Linux (Debian and Ubuntu also have a software one: "
@@ -93,6 +96,8 @@ class Device:
     device: Any = field(repr=False)  # wgpu.GPUDevice
     features: frozenset[str]
     limits: dict[str, int]
+    # Compiled pipelines with their bind group layouts, by kernel: sessions on one device share them.
+    pipelines: dict[Any, tuple[Any, Any]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def adapter(self) -> Any:
@@ -243,22 +248,32 @@ fn main(@builtin(local_invocation_index) lane: u32, @builtin(subgroup_size) subg
 
 
 def is_lost(device: Device, error: BaseException | None = None) -> bool:
-    """Whether the device is gone, judged by a caught wgpu `error` or else by trying it.
+    """Whether the device is gone, judged by a caught wgpu `error` or else by trying it. Never waits for the device.
 
     wgpu-py only logs the loss and has no promise to ask, but every later call on a lost device is refused in words
     that say so.
     """
     if error is not None and _says_lost(error):
         return True
-    wgpu = load_wgpu()
     try:
-        buffer = device.device.create_buffer(size=4, usage=wgpu.BufferUsage.COPY_DST | wgpu.BufferUsage.COPY_SRC)
-        device.device.queue.write_buffer(buffer, 0, b"\x01\x00\x00\x00")
-        alive = bytes(device.device.queue.read_buffer(buffer)) == b"\x01\x00\x00\x00"
-        buffer.destroy()
-    except Exception:  # whatever it is, a device that cannot take four bytes is of no more use
+        device.device.create_command_encoder().finish()
+    except Exception:  # whatever it is, a device that cannot do nothing is of no more use
         return True
-    return not alive
+    return False
+
+
+def wait_for(device: Device, promise: Any) -> Any:
+    """The result of a promise of this device. Errors: the promise's own, or DeviceLost.
+
+    A promise of wgpu-py that is pending when its device goes away is never settled, so now and then the device is
+    tried. The promise's event is not public; without it there is only waiting without end.
+    """
+    event = getattr(promise, "_thread_event", None)
+    if event is not None:
+        while not event.wait(PATIENCE_SECONDS):
+            if is_lost(device):
+                raise DeviceLost(f"the device {device.name!r} was lost while its work was waited for")
+    return promise.sync_wait()
 
 
 def _says_lost(error: BaseException) -> bool:

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hybrid.backends.webgpu.device import Device, is_lost, load_wgpu, probe_subgroup_size
+from hybrid.backends.webgpu.device import Device, is_lost, load_wgpu, probe_subgroup_size, wait_for
 from hybrid.errors import DeviceLost, LimitExceeded
-from hybrid.plan.document import BoundSlice, Choice, Clear, Dispatch, Plan, PlanTensor, check_plan
+from hybrid.plan.document import BoundSlice, Choice, Clear, Dispatch, Plan, PlanKernel, PlanTensor, check_plan
 from hybrid.plan.profile import DeviceProfile
 
 STAGING_BYTES = 16 * 1024 * 1024
@@ -74,12 +74,11 @@ class Executor:
         self.device = device
         self.plan = plan
         self.counters = Counters()
+        self._lost: str | None = None
         self.waited = 0.0  # seconds spent waiting for the device
         self.choices: dict[str, str] = {}
         self._wgpu = load_wgpu()
         self._pages: dict[tuple[str, int], Any] = {}
-        self._pipelines: dict[str, tuple[Any, Any]] = {}
-        self._modules: dict[str, Any] = {}
         self._groups: dict[tuple[Any, ...], Any] = {}
         self._programs: dict[str, list[Encoded | Clear]] = {}
         self._staging: Any = None
@@ -92,13 +91,23 @@ class Executor:
     # Set-up
 
     def guarded(self, call: Callable[[], Any]) -> Any:
-        """Run a wgpu call; a lost device becomes DeviceLost."""
+        """Run a wgpu call; a lost device becomes DeviceLost, now and ever after."""
+        if self._lost is not None:
+            raise DeviceLost(self._lost)
         try:
             return call()
+        except DeviceLost as error:
+            self._lost = str(error)
+            raise
         except Exception as error:
             if is_lost(self.device, error):
-                raise DeviceLost(f"the device {self.device.name!r} was lost ({error})") from error
+                self._lost = f"the device {self.device.name!r} was lost ({' '.join(str(error).split())})"
+                raise DeviceLost(self._lost) from error
             raise
+
+    def check(self) -> None:
+        """Raise DeviceLost if the device is gone; costs some microseconds and waits for nothing."""
+        self.guarded(lambda: self.device.device.create_command_encoder().finish())
 
     def buffer(self, size: int, usage: int) -> Any:
         self.counters.buffers_created += 1
@@ -139,7 +148,7 @@ class Executor:
         usage = self._wgpu.BufferUsage
         self._uniforms = self.buffer(max(256, len(blob)), usage.UNIFORM | usage.COPY_DST)
         if blob:
-            self.device.queue.write_buffer(self._uniforms, 0, bytes(blob))
+            self.guarded(lambda: self.device.queue.write_buffer(self._uniforms, 0, bytes(blob)))
 
     def _upload_constants(self) -> None:
         for name, sha in self.plan.constants.items():
@@ -148,43 +157,34 @@ class Executor:
             )
 
     def pipeline(self, kernel_name: str) -> tuple[Any, Any]:
-        """(pipeline, bind group layout) of a kernel, compiled at first use."""
-        if kernel_name not in self._pipelines:
-            kernel = self.plan.kernels[kernel_name]
-            wgpu, gpu = self._wgpu, self.device.device
-            if kernel.source not in self._modules:
-                self._modules[kernel.source] = self.guarded(
-                    lambda: gpu.create_shader_module(code=self.plan.sources[kernel.source], label=kernel_name)
-                )
-            kinds = {"read": wgpu.BufferBindingType.read_only_storage, "read_write": wgpu.BufferBindingType.storage}
-            entries = [
-                {"binding": number, "visibility": wgpu.ShaderStage.COMPUTE, "buffer": {"type": kinds[access]}}
-                for number, access in kernel.bindings
-            ]
-            if kernel.uniforms:
-                entries.insert(
-                    0,
-                    {
-                        "binding": 0,
-                        "visibility": wgpu.ShaderStage.COMPUTE,
-                        "buffer": {"type": wgpu.BufferBindingType.uniform},
-                    },
-                )
-            layout = gpu.create_bind_group_layout(entries=entries)
+        """(pipeline, bind group layout) of a kernel, compiled at first use on this device."""
+        kernel = self.plan.kernels[kernel_name]
+        if kernel not in self.device.pipelines:
             self.counters.pipelines_created += 1
-            pipeline = self.guarded(
-                lambda: gpu.create_compute_pipeline(
-                    layout=gpu.create_pipeline_layout(bind_group_layouts=[layout]),
-                    compute={
-                        "module": self._modules[kernel.source],
-                        "entry_point": kernel.entry,
-                        "constants": dict(kernel.constants),
-                    },
-                    label=kernel_name,
-                )
-            )
-            self._pipelines[kernel_name] = (pipeline, layout)
-        return self._pipelines[kernel_name]
+            self.device.pipelines[kernel] = self.guarded(lambda: self._compile(kernel_name, kernel))
+        return self.device.pipelines[kernel]
+
+    def _compile(self, name: str, kernel: PlanKernel) -> tuple[Any, Any]:
+        wgpu, gpu = self._wgpu, self.device.device
+        kinds = {
+            "read": wgpu.BufferBindingType.read_only_storage,
+            "read_write": wgpu.BufferBindingType.storage,
+            "uniform": wgpu.BufferBindingType.uniform,
+        }
+        bindings = [*([(0, "uniform")] if kernel.uniforms else []), *kernel.bindings]
+        layout = gpu.create_bind_group_layout(
+            entries=[
+                {"binding": number, "visibility": wgpu.ShaderStage.COMPUTE, "buffer": {"type": kinds[access]}}
+                for number, access in bindings
+            ]
+        )
+        module = gpu.create_shader_module(code=self.plan.sources[kernel.source], label=name)
+        pipeline = gpu.create_compute_pipeline(
+            layout=gpu.create_pipeline_layout(bind_group_layouts=[layout]),
+            compute={"module": module, "entry_point": kernel.entry, "constants": dict(kernel.constants)},
+            label=name,
+        )
+        return pipeline, layout
 
     def encoded(self, dispatch: Dispatch, choice: Choice) -> Encoded:
         """The dispatch with its pipeline and bind group; groups are shared between equal dispatches."""
@@ -232,7 +232,7 @@ class Executor:
     # Running
 
     def encoder(self) -> Any:
-        return self.device.device.create_command_encoder()
+        return self.guarded(self.device.device.create_command_encoder)
 
     def encode(self, encoder: Any, program: str, timestamps: Timestamps | None = None) -> None:
         """Append a program to a command encoder. With timestamps, forward and backward become passes of their own, each
@@ -262,9 +262,9 @@ class Executor:
             compute.end()
 
     def submit(self, encoder: Any) -> None:
-        """Hand a command encoder to the device. A software driver may run the work before it returns: waiting, that is."""
+        """Hand a command encoder to the device. A software driver may run it before this returns: waiting, that is."""
         self.counters.submits += 1
-        buffer = encoder.finish()
+        buffer = self.guarded(encoder.finish)
         begin = time.perf_counter()
         self.guarded(lambda: self.device.queue.submit([buffer]))
         if self.device.info.is_software:
@@ -344,10 +344,23 @@ class Executor:
             encoder.copy_buffer_to_buffer(self._pages[arena, page], offset + begin, self._staging, 0, count)
             self.submit(encoder)
             self.counters.readbacks += 1
-            self.guarded(partial(self._staging.map_sync, mode.READ, 0, -(-count // 8) * 8))
-            result += self._staging.read_mapped(0, count)
-            self._staging.unmap()
+            promise = self.guarded(partial(self._staging.map_async, mode.READ, 0, -(-count // 8) * 8))
+            result += self.mapped(promise, self._staging, count)
         return result[:size]
+
+    def mapped(self, promise: Any, buffer: Any, size: int) -> memoryview:
+        """Wait until `buffer` is mapped, copy its first `size` bytes, and unmap it."""
+
+        def take() -> memoryview:
+            begin = time.perf_counter()
+            wait_for(self.device, promise)
+            self.waited += time.perf_counter() - begin
+            data = buffer.read_mapped(0, size) if size else memoryview(b"")
+            buffer.unmap()
+            return data
+
+        copied: memoryview = self.guarded(take)
+        return copied
 
     def release_fence(self, buffer: Any) -> None:
         self._fence_buffers.append(buffer)
@@ -371,7 +384,6 @@ class Executor:
         self._pages.clear()
         self._programs.clear()
         self._groups.clear()
-        self._pipelines.clear()
 
 
 @dataclass(frozen=True)
@@ -383,10 +395,7 @@ class Fence:
     promise: Any
 
     def wait(self) -> None:
-        begin = time.perf_counter()
-        self.executor.guarded(self.promise.sync_wait)
-        self.executor.waited += time.perf_counter() - begin
-        self.buffer.unmap()
+        self.executor.mapped(self.promise, self.buffer, 0)
         self.executor.release_fence(self.buffer)
 
 

@@ -11,7 +11,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +42,21 @@ MAX_SECONDS_AHEAD = 0.25
 TRAINING = ("begin", "forward_backward", "optimizer_stats", "optimizer_apply")
 DECODING = ("prefill", "decode")
 QUERY_SLOTS = 4096  # what one query set may hold
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _tells_loss(method: Callable[Concatenate[WebGPUSession, P], R]) -> Callable[Concatenate[WebGPUSession, P], R]:
+    """Whatever a lost device lets fail inside the method, the caller gets DeviceLost."""
+
+    @wraps(method)
+    def call(self: WebGPUSession, /, *arguments: P.args, **options: P.kwargs) -> R:
+        result: R = self.executor.guarded(lambda: method(self, *arguments, **options))
+        return result
+
+    return call
 
 
 @dataclass
@@ -137,7 +153,8 @@ class WebGPUSession:
         self._queries: Any = None
         self._queries_written = 0  # slots 0 .. this have been written at least once: steps take theirs without gaps
         if self.device.has_timestamps:
-            self._queries = self.device.device.create_query_set(type=wgpu.QueryType.timestamp, count=QUERY_SLOTS)
+            create = self.device.device.create_query_set
+            self._queries = self.executor.guarded(lambda: create(type=wgpu.QueryType.timestamp, count=QUERY_SLOTS))
             self._resolved = self.executor.buffer(QUERY_SLOTS * 8, usage.QUERY_RESOLVE | usage.COPY_SRC)
         times = QUERY_SLOTS * 8 if self._queries else 0
         self._readback_buffers = [
@@ -205,6 +222,7 @@ class WebGPUSession:
 
     # The step
 
+    @_tells_loss
     def begin(self, info: StepInfo) -> None:
         if info.target_tokens < 1:
             raise DataContractError(f"step {info.data_step} has no target tokens: its loss would have no meaning")
@@ -231,6 +249,7 @@ class WebGPUSession:
             self._query_cursor = 0
         return Timestamps(self._queries, self._query_cursor, slots)
 
+    @_tells_loss
     def accumulate(self, batch: Batch) -> None:
         if self._info is None:
             raise RuntimeError("accumulate: begin comes first")
@@ -246,6 +265,7 @@ class WebGPUSession:
         validate_batch(batch, self.model.vocabulary_size, self.model.context_length, self._inputs.shape)
         self._inputs.write(batch)
 
+    @_tells_loss
     def inspect(self) -> StepResult:
         info = self._require_complete("inspect")
         self.executor.run("optimizer_stats")
@@ -255,6 +275,7 @@ class WebGPUSession:
         raw = self.executor.read_bytes(ring.arena, ring.page, ring.offset + row * 64, 64)
         return self._decode_row(np.frombuffer(raw, np.uint32), {}, "none")
 
+    @_tells_loss
     def apply(self) -> None:
         info = self._require_complete("apply")
         encoder = self.executor.encoder()
@@ -333,11 +354,7 @@ class WebGPUSession:
 
     def _collect(self) -> None:
         readback = self._readbacks.popleft()
-        begin = time.perf_counter()
-        self.executor.guarded(readback.promise.sync_wait)
-        self.executor.waited += time.perf_counter() - begin
-        data = np.frombuffer(bytes(readback.buffer.read_mapped()), np.uint8)
-        readback.buffer.unmap()
+        data = np.frombuffer(self.executor.mapped(readback.promise, readback.buffer, readback.buffer.size), np.uint8)
         self._free_buffers.append(readback.buffer)
         ring_bytes = self.plan.tensors["ring"].bytes
         rows = data[:ring_bytes].view(np.uint32).reshape(self._ring_rows, -1)
@@ -399,7 +416,9 @@ class WebGPUSession:
             **times,
         )
 
+    @_tells_loss
     def poll_metrics(self, wait: bool = False) -> list[StepResult]:
+        self.executor.check()
         if wait:
             while self._readbacks:
                 self._collect()
@@ -418,6 +437,7 @@ class WebGPUSession:
 
     # Evaluation and sampling
 
+    @_tells_loss
     def evaluate(self, batch: Batch) -> Evaluation:
         if self._info is not None:
             raise RuntimeError("evaluate: a step is under way; apply it first")
@@ -426,6 +446,7 @@ class WebGPUSession:
         words = self.executor.read_tensor("eval_state").view(np.float32)
         return Evaluation(float(words[layout.NLL_ACC]), batch.target_tokens)
 
+    @_tells_loss
     def generate(self, prompt: list[int], options: GenerateOptions) -> Iterator[int]:
         if self._info is not None:
             raise RuntimeError("generate: a step is under way; apply it first")
@@ -450,6 +471,7 @@ class WebGPUSession:
     def _decode_one(self, token: int, position: int) -> NDArray[np.float32]:
         return self._decode("decode", [token], position, 0)
 
+    @_tells_loss
     def _decode(self, program: str, ids: list[int], start: int, last: int) -> NDArray[np.float32]:
         write = self.executor.write_tensor
         positions = np.minimum(np.arange(start, start + len(ids)), self.model.context_length - 1)
@@ -462,6 +484,7 @@ class WebGPUSession:
 
     # State
 
+    @_tells_loss
     def export_state(self) -> SessionState:
         if self._info is not None:
             raise RuntimeError("export_state: a step is under way; apply it first")
@@ -490,6 +513,7 @@ class WebGPUSession:
     def _parameter_names(self) -> list[str]:
         return [name for group in self.plan.settings["groups"] for name in group["names"]]
 
+    @_tells_loss
     def import_state(self, state: SessionState) -> None:
         check_state(state, {name: self.plan.tensors[name].shape for name in self._parameter_names()})
         self.poll_metrics(wait=True)
