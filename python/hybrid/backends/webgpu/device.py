@@ -5,7 +5,9 @@ wgpu is imported here and nowhere at module level, so that a machine without it 
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -138,7 +140,9 @@ def load_wgpu() -> Any:
     Mesa complains on standard error when XDG_RUNTIME_DIR is unset, so it gets a private folder.
     """
     if not os.environ.get("XDG_RUNTIME_DIR"):
-        os.environ["XDG_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="hybrid-runtime-")
+        folder = tempfile.mkdtemp(prefix="hybrid-runtime-")
+        os.environ["XDG_RUNTIME_DIR"] = folder
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
     try:
         import wgpu
     except (ImportError, OSError, RuntimeError) as error:  # the wheel is missing, or its native library does not load
