@@ -15,18 +15,13 @@ from hybrid.data.batch import IGNORE
 from hybrid.training.parity import checks
 from hybrid.training.parity.contract import CONTRACT, LONG_STEPS, SHORT_STEPS, Row
 from hybrid.training.parity.mutants import MUTANTS, Mutant, check_mutants
-from hybrid.training.parity.runtimes import Runtime, float64, open_runtimes, reference
+from hybrid.training.parity.runtimes import float64, open_runtimes, reference
 from hybrid.training.parity.workload import MODELS, OPTIMIZER, Workload, workloads
+from parity.traces import trace, traces
 
 
 def workload(name: str, steps: int = SHORT_STEPS, **changes: Any) -> Workload:
     return replace(Workload(name, MODELS[name], steps), **changes)
-
-
-def torch_oracle() -> Runtime:
-    from parity.torch_runtime import TorchOracle
-
-    return TorchOracle()
 
 
 def failures(rows: Sequence[Row]) -> list[str]:
@@ -37,12 +32,11 @@ def failures(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-@pytest.mark.torch
 @pytest.mark.parametrize("model", MODELS)
-def test_f32_training_agrees_with_float64_and_with_torch(model: str) -> None:
-    runtimes: list[Runtime] = [float64(), reference(), torch_oracle()]
+def test_f32_training_agrees_with_float64(model: str) -> None:
+    """The whole f32 part of the contract, as `hybrid parity` runs it."""
     work = workload(model)
-    rows = list(checks.check_f32(work, runtimes, checks.train_all(work, runtimes)))
+    rows = list(checks.check_f32(work, [float64(), reference()], traces(work, "float64", "reference")))
     assert {row.check for row in rows} == {
         *("initial_weights", "bookkeeping", "repeat", "resume", "loss", "gradients", "update", "update_worst")
     }
@@ -51,8 +45,18 @@ def test_f32_training_agrees_with_float64_and_with_torch(model: str) -> None:
 
 @pytest.mark.torch
 @pytest.mark.parametrize("model", MODELS)
+def test_f32_training_agrees_with_torch(model: str) -> None:
+    work, long = workload(model), workload(model, LONG_STEPS)
+    rows = list(checks.compare_bookkeeping(work, short := traces(work, "reference", "torch")))
+    rows += checks.compare_losses(work, short, "loss")
+    rows += checks.compare_updates(long, traces(long, "float64", "torch"))
+    assert not failures(rows), "\n".join(failures(rows))
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("model", MODELS)
 def test_mixed_training_stays_near_f32_and_skips_an_overflowed_step(model: str) -> None:
-    f32 = checks.train_all(workload(model), [float64(), reference(), torch_oracle()])
+    f32 = traces(workload(model), "float64", "reference", "torch")
     rows = list(checks.check_mixed(workload(model, precision="mixed-f16"), [reference()], f32))
     assert {row.check for row in rows} == {*("mixed_first", "mixed_tenth", "bookkeeping", "skip", "repeat", "resume")}
     assert not failures(rows), "\n".join(failures(rows))
@@ -61,8 +65,9 @@ def test_mixed_training_stays_near_f32_and_skips_an_overflowed_step(model: str) 
 @pytest.mark.torch
 def test_torch_skips_the_same_step_with_the_same_scales() -> None:
     overflowing = workload("llama", precision="mixed-f16", overflow_step=checks.OVERFLOW_STEP)
-    traces = checks.train_all(overflowing, [reference(), torch_oracle()])
-    rows = [*checks.compare_bookkeeping(overflowing, traces), *checks.compare_losses(overflowing, traces, "mixed_pair")]
+    compared = traces(overflowing, "reference", "torch")
+    rows = [*checks.compare_bookkeeping(overflowing, compared)]
+    rows += checks.compare_losses(overflowing, compared, "mixed_pair")
     assert not failures(rows), "\n".join(failures(rows))
 
 
@@ -86,9 +91,9 @@ def test_a_session_without_a_mistake_survives_as_a_mutant() -> None:
 def test_the_workload_is_not_a_toy(model: str) -> None:
     work = workload(model)
     assert work.model.dropout == 0.1 and work.model.layers == 2 and work.model.width == 64
-    trace = reference().train(work)
-    assert all(result.clip_factor < 1 for result in trace.results)
-    assert trace.losses[-1] < trace.losses[0]
+    run = trace("reference", work)
+    assert all(result.clip_factor < 1 for result in run.results)
+    assert run.losses[-1] < run.losses[0]
     for step in range(1, SHORT_STEPS + 1):
         first, second = work.microbatches(step)
         assert first.target_tokens != second.target_tokens
@@ -170,10 +175,10 @@ def test_different_bytes_sees_one_flipped_bit_and_a_missing_tensor() -> None:
 
 
 def test_only_the_bias_of_the_keys_has_no_gradient() -> None:
-    trace = float64().train(workload("gpt2"))
-    assert checks.zero_gradient_tensors(trace.final) == {f"model.layers.{i}.self_attn.k_proj.bias" for i in range(2)}
+    final = trace("float64", workload("gpt2")).final
+    assert checks.zero_gradient_tensors(final) == {f"model.layers.{i}.self_attn.k_proj.bias" for i in range(2)}
     for model in ("llama", "looped"):
-        assert not checks.zero_gradient_tensors(float64().train(workload(model)).final)
+        assert not checks.zero_gradient_tensors(trace("float64", workload(model)).final)
 
 
 def test_the_expected_bookkeeping_is_that_of_the_loss_scaler() -> None:
