@@ -94,8 +94,8 @@ class TimedSession:
         step, targets = self._info.data_step, self._info.target_tokens
         return StepResult(
             data_step=step, loss=1.0, nll=1.0, target_tokens=targets, grad_norm=1.0, clip_factor=1.0, loss_scale=1.0,
-            loss_scale_after=1.0, growth_counter=0, overflow=self._diverged, loss_overflow=False, nan_count=0, inf_count=0,
-            optimizer_step=step,
+            loss_scale_after=1.0, growth_counter=0, overflow=self._diverged, loss_overflow=False, nan_count=0,
+            inf_count=0, optimizer_step=step,
         )  # fmt: skip
 
     def apply(self) -> None:

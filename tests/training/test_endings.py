@@ -48,7 +48,7 @@ def test_an_overflow_skips_the_optimizer_and_leaves_the_documented_trace(tmp_pat
 
 
 def test_a_run_that_only_skips_steps_fails_in_the_end(tmp_path: Path) -> None:
-    with pytest.raises(NonFiniteError, match="last 100 steps up to 100 .* the run has diverged"):
+    with pytest.raises(NonFiniteError, match=r"last 100 steps up to 100 .* the run has diverged"):
         run(tmp_path, "run.steps=200", session=lambda config, *rest: TimedSession(config, FakeClock(), diverged=True))
     assert len(entries(tmp_path)) == 100 and run_file(tmp_path)["status"] == "failed"
 

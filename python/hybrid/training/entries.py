@@ -124,8 +124,8 @@ class Entries:
         self._stuck = self._stuck + 1 if stuck else 0
         if self._stuck == MOST_SKIPPED:
             raise NonFiniteError(
-                f"the last {MOST_SKIPPED} steps up to {result.data_step} had gradients that are not finite, and were skipped: "
-                "the run has diverged; go on from an older checkpoint with a lower optimizer.lr"
+                f"the last {MOST_SKIPPED} steps up to {result.data_step} had gradients that are not finite, and were "
+                "skipped: the run has diverged; go on from an older checkpoint with a lower optimizer.lr"
             )
 
     def judge(self, result: StepResult) -> None:
