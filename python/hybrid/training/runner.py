@@ -201,6 +201,7 @@ class Trainer:
                 session.export_state(), self._progress(), describe=self.describe, environment=self.entries.environment,
                 provenance=self.entries.provenance, session=self.entries.state(),
             )  # fmt: skip
+            self._record()
 
     def _end(self, session: TrainingSession, status: str) -> Outcome:
         self._save(session)
