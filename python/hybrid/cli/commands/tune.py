@@ -8,7 +8,8 @@ from pathlib import Path
 
 from hybrid.cli.parser import Subparsers, add_command, add_set_option
 
-DESCRIPTION = """\ Times every variant of each product class that the model of these settings uses, and remembers the
+DESCRIPTION = """\
+Times every variant of each product class that the model of these settings uses, and remembers the
 winners for this adapter and driver. Training picks them up; without tuning it times two to four likely ones at its
 first start. All variants give the same bits, so a tuned run can be resumed anywhere."""
 
