@@ -146,16 +146,17 @@ def variants(form: str, m: int, n: int, k: int, *, subgroup_size: int = 0, cpu: 
     subgroup_size: the measured one; 0 for a device or compiler without subgroup operations. cpu: whether the adapter
     is a CPU driver; None when nobody knows.
     """
+    large = m * n * k >= 1 << 26
     tiled = ("t64", "t32") if ceil_div(m, 64) * ceil_div(n, 64) >= 64 else ("t32", "t64")
     if cpu is False:
         return (*tiled, "r8x8")
     if subgroup_size >= 8:
-        registers = ("s8_32x4", "s8_16x4") if m > 16 else ("s8_16x4", "r4x4")
+        others = ("s8_32x4", "s8_32x8") if large else ("s8_32x4", "s8_16x4") if m > 16 else ("s8_16x4", "r4x4")
     elif subgroup_size >= 4:
-        registers = ("s4_16x4", "r8x8")
+        others = ("s4_16x4", "s4_32x8") if large else ("s4_16x4", "r4x4")
     else:
-        registers = ("r8x8", "r16x8") if m > 8 else ("r8x8", "r4x4")
-    return registers if cpu else (registers[0], tiled[0], registers[1])
+        others = ("r8x8", "r16x8") if large else ("r8x8", "r4x4")
+    return others if cpu else (others[0], tiled[0], others[1])
 
 
 def tune_variants(
