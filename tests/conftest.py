@@ -1,15 +1,17 @@
 """What tests may need beyond the core install, and what happens when it is missing.
 
-A test says with a marker what it needs (`webgpu`, `swiftshader`, `torch`). Where that is missing the test is
-skipped, and the summary says how many and why. HYBRID_REQUIRE=webgpu,swiftshader,torch turns a missing one into a
-failure of the whole session: CI sets it, so that nothing goes untested unnoticed. `acceptance` tests are long; they
-run when the `-m` expression names them.
+A test says with a marker what it needs (`webgpu`, `swiftshader`, `torch`, `browser`, `node`). Where that is missing the
+test is skipped, and the summary says how many and why. HYBRID_REQUIRE=webgpu,swiftshader,torch,browser,node turns a
+missing one into a failure of the whole session: CI sets it, so that nothing goes untested unnoticed. `acceptance` tests
+are long; they run when the `-m` expression names them.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
+import subprocess
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -67,13 +69,43 @@ def _why_no_torch() -> str | None:
     return None if importlib.util.find_spec("torch") else "torch is not installed: pip install 'hybrid[torch]'"
 
 
-_CHECKS = {"webgpu": _why_no_webgpu, "swiftshader": _why_no_swiftshader, "torch": _why_no_torch}
+def _why_no_browser() -> str | None:
+    from browser.harness import why_no_browser
+
+    return why_no_browser()
+
+
+OLDEST_NODE = 20
+
+
+def _why_no_node() -> str | None:
+    if shutil.which("node") is None:
+        return f"node is not on PATH: install Node.js {OLDEST_NODE} or newer"
+    version = subprocess.run(["node", "--version"], capture_output=True, text=True).stdout.strip()
+    major = version.removeprefix("v").split(".")[0]
+    if not major.isdigit() or int(major) < OLDEST_NODE:
+        return f"node is {version or 'broken'}: install Node.js {OLDEST_NODE} or newer"
+    return None
+
+
+_CHECKS = {
+    "webgpu": _why_no_webgpu,
+    "swiftshader": _why_no_swiftshader,
+    "torch": _why_no_torch,
+    "browser": _why_no_browser,
+    "node": _why_no_node,
+}
 
 
 @cache
 def missing(requirement: str) -> str | None:
     """Why `requirement` cannot be used here, or None when it can."""
     return _CHECKS[requirement]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "browser: drives a real Chromium through Playwright")
+    config.addinivalue_line("markers", f"node: needs Node.js {OLDEST_NODE} or newer")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -110,6 +142,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.section("not run")
     for (name, reason), count in sorted(_not_run.items()):
         terminalreporter.write_line(f"{count} test(s) marked {name}: {reason}")
+
+
+@pytest.fixture(scope="session")
+def chromium():  # type: ignore[no-untyped-def]
+    """A browser for the whole session: see `browser.harness`."""
+    from browser.harness import Chromium
+
+    with Chromium() as browser:
+        yield browser
 
 
 @pytest.fixture(scope="session")

@@ -309,6 +309,7 @@ export class PlanSession {
 
   /** @param {string} action */
   #requireIdle(action) {
+    this.device.check();
     if (this.#info) throw new Error(`${action}: step ${this.#info.dataStep} is under way; apply it first`);
     if (this.#busy) throw new Error(`${action}: ${this.#busy} has not finished; await it first`);
   }

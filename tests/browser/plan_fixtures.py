@@ -1,0 +1,139 @@
+"""Small plans, batches and what training them must give: the input of the JavaScript tests.
+
+`python tests/browser/plan_fixtures.py FOLDER` writes `<model>/plan.json` (float32) and `<model>-mixed/plan.json`, each
+with its constants and a `run.json`. The models and batches are those of the parity contract, with the models made
+narrower; the expected numbers come from the reference session.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hybrid.backends.protocol import GenerateOptions, StepResult
+from hybrid.backends.reference.session import ReferenceSession
+from hybrid.data.batch import Batch
+from hybrid.models.initial_numpy import initial_values
+from hybrid.models.parameters import parameter_specs
+from hybrid.optim.groups import parameter_groups
+from hybrid.plan.compiler import PlanSettings, compile_plan
+from hybrid.plan.folder import write_plan
+from hybrid.plan.profile import DeviceProfile
+from hybrid.training.parity.workload import MODELS, Workload
+
+STEPS = 10
+OVERFLOW_STEP = 4
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
+GENERATED = 40  # beyond the context: the prompt is 8 long and the context 32
+SEED = 20_260
+
+
+def fixtures() -> Iterator[Workload]:
+    """Each model in float32, and in mixed precision with an overflow on the way."""
+    for name, model in MODELS.items():
+        small = replace(model, width=32, feed_forward_width=64)
+        yield Workload(name, small, STEPS)
+        yield Workload(f"{name}-mixed", small, STEPS, "mixed-f16", overflow_step=OVERFLOW_STEP)
+
+
+def settings(workload: Workload, **changes: Any) -> dict[str, Any]:
+    return {
+        "batch_size": workload.microbatch_size,
+        "sequence_length": workload.model.context_length,
+        "precision": workload.precision,
+        "optimizer": workload.optimizer,
+        "max_grad_norm": workload.max_grad_norm,
+        "loss_scaling": workload.loss_scaling,
+        **changes,
+    }
+
+
+def write(folder: Path) -> None:
+    profile = DeviceProfile(features=frozenset({"shader-f16"}))
+    for workload in fixtures():
+        target = folder / workload.name
+        write_plan(compile_plan(PlanSettings(workload.model, **settings(workload)), profile), target)
+        (target / "run.json").write_text(json.dumps(run(workload)), encoding="utf-8")
+
+
+def run(workload: Workload) -> dict[str, Any]:
+    """Batches and expected numbers of one workload."""
+    session = ReferenceSession(workload.model, **settings(workload, seed=SEED))
+    steps = []
+    for data_step in range(1, workload.steps + 1):
+        info, batches = workload.info(data_step), workload.microbatches(data_step)
+        session.begin(info)
+        for batch in batches:
+            session.accumulate(batch)
+        session.apply()
+        steps.append(
+            {
+                "targetTokens": info.target_tokens,
+                "zLoss": info.z_loss,
+                "batches": [_arrays(batch) for batch in batches],
+            }
+        )
+    batch = workload.microbatches(1)[0]
+    document = {
+        "seed": SEED,
+        "precision": workload.precision,
+        "steps": steps,
+        "results": [_result(result) for result in session.poll_metrics(wait=True)],
+        "initialSha256": _hash_of(workload, initial_values(workload.model, SEED)),
+        "model": {name: array.ravel().tolist() for name, array in session.export_state().model.items()},
+    }
+    if workload.precision == "f32":
+        document["evaluation"] = {"lossSum": session.evaluate(batch).loss_sum, "targetTokens": batch.target_tokens}
+        document["prompt"] = PROMPT
+        document["greedy"] = list(session.generate(PROMPT, GenerateOptions(tokens=GENERATED, temperature=0.0)))
+        options = GenerateOptions(tokens=GENERATED, temperature=0.9, top_k=20, top_p=0.95, seed=7)
+        document["sampled"] = list(session.generate(PROMPT, options))
+    return document
+
+
+def _arrays(batch: Batch) -> dict[str, list[int]]:
+    return {
+        "ids": batch.ids.ravel().tolist(),
+        "targets": batch.targets.ravel().tolist(),
+        "positions": batch.positions.ravel().tolist(),
+        "segmentIds": batch.segment_ids.ravel().tolist(),
+        "sampleIds": batch.sample_ids.tolist(),
+    }
+
+
+def _result(result: StepResult) -> dict[str, Any]:
+    return {
+        "dataStep": result.data_step,
+        "loss": result.loss,
+        "nll": result.nll,
+        "targetTokens": result.target_tokens,
+        "gradNorm": result.grad_norm,
+        "lossScale": result.loss_scale,
+        "lossScaleAfter": result.loss_scale_after,
+        "growthCounter": result.growth_counter,
+        "overflow": result.overflow,
+        "optimizerStep": result.optimizer_step,
+    }
+
+
+def _hash_of(workload: Workload, tensors: dict[str, NDArray[np.float32]]) -> str:
+    """sha256 of the raw bytes of all tensors, group by group, as the plan lists them."""
+    digest = hashlib.sha256()
+    for group in parameter_groups(parameter_specs(workload.model)):
+        for name in group.names:
+            digest.update(np.ascontiguousarray(tensors[name]).tobytes())
+    return digest.hexdigest()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Write the plans and expected numbers of the JavaScript tests.")
+    parser.add_argument("folder", type=Path)
+    write(parser.parse_args().folder)
