@@ -123,8 +123,6 @@ def _facts(facts: dict[str, Any]) -> None:
 
 
 def _table(columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
-    from rich.console import Console
+    from hybrid.cli.tables import print_table
 
-    from hybrid.cli.tables import table
-
-    Console(soft_wrap=True).print(table(columns, rows))
+    print_table(columns, rows)
