@@ -287,3 +287,32 @@ def test_ids_outside_the_vocabulary_and_wrong_states_are_refused_by_name(webgpu_
     with pytest.raises(CheckpointCorrupt, match=r"model\.norm\.weight"):
         session.import_state(state)
     session.close()
+
+
+def test_without_timestamps_a_synchronised_step_now_and_then_gives_the_times():
+    from hybrid.backends.webgpu.device import open_device
+    from hybrid.backends.webgpu.session import WebGPUSession
+
+    plain = open_device(features=())
+    session = WebGPUSession(LLAMA, **SETTINGS, device=plain)
+    timed = take(session, LLAMA, 1, 6)
+    assert {r.timing_source for r in timed[1:]} == {"calibration"}
+    for result in timed[1:]:
+        assert result.forward_ms > 0 and result.backward_ms > 0 and result.optimizer_ms > 0
+        assert result.forward_ms + result.backward_ms <= result.step_time_ms
+    session.close()
+    plain.close()
+
+
+def test_a_calibration_step_gives_the_bits_of_any_other(webgpu_session):
+    from hybrid.backends.webgpu.device import open_device
+    from hybrid.backends.webgpu.session import WebGPUSession
+
+    plain = open_device(features=())
+    calibrated, timed = WebGPUSession(LLAMA, **SETTINGS, device=plain, variants={}), webgpu_session(LLAMA, variants={})
+    take(calibrated, LLAMA, 1, 4)
+    take(timed, LLAMA, 1, 4)
+    assert same_state(calibrated.export_state(), timed.export_state())
+    calibrated.close()
+    timed.close()
+    plain.close()

@@ -234,10 +234,14 @@ class Executor:
     def encoder(self) -> Any:
         return self.guarded(self.device.device.create_command_encoder)
 
-    def encode(self, encoder: Any, program: str, timestamps: Timestamps | None = None) -> None:
-        """Append a program to a command encoder. With timestamps, forward and backward become passes of their own, each
-        timed."""
-        commands = self._programs[program]
+    def encode(
+        self, encoder: Any, program: str, timestamps: Timestamps | None = None, phases: Sequence[str] = ()
+    ) -> None:
+        """Append a program to a command encoder, or only its dispatches of some phases.
+
+        With timestamps, forward and backward become passes of their own, each timed.
+        """
+        commands = [c for c in self._programs[program] if not phases or (isinstance(c, Encoded) and c.phase in phases)]
         compute: Any = None
         phase: str | None = None
         for command in commands:
