@@ -36,7 +36,7 @@ export function checkpointIdentity(options, training) {
     strictPairContract: options.strictPairContract === true,
     distillShardIndex: integer(options.distillShardIndex),
     distillShardCount: integer(options.distillShardCount),
-    trainingStage: optionalText(stages.find(isSet)),
+    trainingStage: optionalText(stages.find(isSet) ?? stages.at(-1)),
   };
   const optimizer = {
     optimizerConfig: isSet(training.optimizer) ? training.optimizer : null,
