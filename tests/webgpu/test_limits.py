@@ -38,7 +38,11 @@ SHAPES: dict[str, tuple[ModelConfig, int, int]] = {
     "sequences of one token": (LLAMA, 5, 1),
     "33 tokens": (LLAMA, 3, 33),
     "33 tokens, learned positions": (GPT2, 1, 33),
-    "36 wide with 3 heads": (replace(LLAMA, width=36, heads=3, kv_heads=3, head_width=12, feed_forward_width=50), 2, 17),
+    "36 wide with 3 heads": (
+        replace(LLAMA, width=36, heads=3, kv_heads=3, head_width=12, feed_forward_width=50),
+        2,
+        17,
+    ),
     "widths that 4 does not divide": (replace(GPT2, width=30, heads=3, kv_heads=3, head_width=10), 2, 17),
     "a window": (replace(LLAMA, window=5), 2, 33),
     "a window of one token": (replace(GPT2, window=1), 2, 16),
@@ -87,7 +91,9 @@ def train(session: Any, model: ModelConfig, batch_size: int, length: int, steps:
 def open_session(device: Any) -> Callable[..., Any]:
     from hybrid.backends.webgpu.session import WebGPUSession
 
-    def make(model: ModelConfig, batch_size: int, length: int, limits: dict[str, int] | None = None, **more: Any) -> Any:
+    def make(
+        model: ModelConfig, batch_size: int, length: int, limits: dict[str, int] | None = None, **more: Any
+    ) -> Any:
         """`limits`: what the plan may use of what the device grants."""
         opened = replace(device, limits={**device.limits, **(limits or {})})
         return WebGPUSession(
