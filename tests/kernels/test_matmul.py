@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import cycle
+from itertools import cycle, product
 
 import numpy as np
 import pytest
@@ -157,6 +157,17 @@ def test_suggested_variants_exist_and_fit_the_default_limits():
                     variant = matmul.VARIANTS[name]
                     assert variant.invocations <= 256 and variant.workgroup_storage <= 16 * 1024
                     assert variant.lanes <= subgroup_size
+
+
+def test_all_shapes_of_a_class_are_offered_the_same_variants():
+    """So that a winner found with one of them is known to the others."""
+    offered: dict[str, set[tuple[str, ...]]] = {}
+    sizes = (1, 4, 16, 17, 64, 256, 1000, 4096, 50304)
+    for m, n, k in product(sizes, sizes, (1, 64, 768)):
+        name = matmul.product_class("nt", m, n, k)
+        offered.setdefault(name, set()).add(matmul.variants("nt", m, n, k, subgroup_size=8))
+    assert len(offered) == 4
+    assert all(len(names) == 1 for names in offered.values())
 
 
 @pytest.mark.parametrize(

@@ -146,16 +146,16 @@ def variants(form: str, m: int, n: int, k: int, *, subgroup_size: int = 0, cpu: 
     subgroup_size: the measured one; 0 for a device or compiler without subgroup operations. cpu: whether the adapter
     is a CPU driver; None when nobody knows.
     """
-    large = m * n * k >= 1 << 26
-    tiled = ("t64", "t32") if ceil_div(m, 64) * ceil_div(n, 64) >= 64 else ("t32", "t64")
+    size = _size(m, n, k)
+    tiled = ("t64", "t32") if size == "large" else ("t32", "t64")
     if cpu is False:
         return (*tiled, "r8x8")
     if subgroup_size >= 8:
-        others = ("s8_32x4", "s8_32x8") if large else ("s8_32x4", "s8_16x4") if m > 16 else ("s8_16x4", "r4x4")
+        others = {"few_rows": ("s8_16x4", "r4x4"), "large": ("s8_32x4", "s8_32x8")}.get(size, ("s8_32x4", "s8_16x4"))
     elif subgroup_size >= 4:
-        others = ("s4_16x4", "s4_32x8") if large else ("s4_16x4", "r4x4")
+        others = ("s4_16x4", "s4_32x8") if size == "large" else ("s4_16x4", "r4x4")
     else:
-        others = ("r8x8", "r16x8") if large else ("r8x8", "r4x4")
+        others = ("r8x8", "r16x8") if size == "large" else ("r8x8", "r4x4")
     return others if cpu else (others[0], tiled[0], others[1])
 
 
@@ -168,10 +168,18 @@ def tune_variants(
 
 
 def product_class(form: str, m: int, n: int, k: int, *, a: str = "act", b: str = "act", c: str = "act") -> str:
-    """The name under which the fastest variant is remembered: form, elements and size."""
-    size = m * n * k
-    bucket = "small" if size < 1 << 23 else "medium" if size < 1 << 27 else "large"
-    return f"matmul.{form}.{a}.{b}.{c}.{bucket}"
+    """The name under which the fastest variant is remembered: form, elements and size.
+
+    `variants` offers the same names to every shape of a class.
+    """
+    return f"matmul.{form}.{a}.{b}.{c}.{_size(m, n, k)}"
+
+
+def _size(m: int, n: int, k: int) -> str:
+    if m <= 16:
+        return "few_rows"
+    work = m * n * k
+    return "small" if work < 1 << 23 else "medium" if work < 1 << 26 else "large"
 
 
 def _check(form: str, m: int, n: int, k: int, a: str, b: str, c: str) -> None:
