@@ -24,6 +24,7 @@ from differential.inputs import (
     text,
     value,
 )
+from hybrid import errors
 from hybrid.checkpoint import canonical, strict_json
 from hybrid.contracts import (
     environment,
@@ -41,6 +42,7 @@ from hybrid.contracts.javascript import optional_text, parse_time, to_number
 from hybrid.contracts.loss_scaler import DEFAULTS, DynamicLossScaler
 from hybrid.contracts.metrics import GENERATIONS, RunFacts, StepFacts, build_entry, entry_error
 from hybrid.contracts.stable_json import stable_hash, stable_json
+from hybrid.errors import HybridError
 
 pytestmark = pytest.mark.node
 
@@ -52,6 +54,12 @@ def camel(name: str) -> str:
 
 def camel_keys(document: dict[str, Any]) -> dict[str, Any]:
     return {camel(name): item for name, item in document.items()}
+
+
+def test_errors_have_the_same_names_and_exit_codes(node):
+    classes = [one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, HybridError)]
+    assert agree(node, "errors", [None], lambda _: {one.__name__: one.exit_code for one in classes}) == {"value": 1}
+    assert len(classes) == 12
 
 
 def test_stable_json(node):

@@ -23,6 +23,7 @@ import { resolveSeed } from "../../runtime/contracts/seed.js";
 import { stableHash, stableJson } from "../../runtime/contracts/stable_json.js";
 import { alerts, resolveTelemetry, Telemetry } from "../../runtime/contracts/telemetry.js";
 import { optionalText, parseTime, toNumber } from "../../runtime/contracts/values.js";
+import * as errors from "../../runtime/errors.js";
 import { learningRate } from "../../runtime/optim/schedules.js";
 import { optimizerSettings } from "../../runtime/optim/settings.js";
 import { rows } from "../../runtime/optim/table.js";
@@ -40,8 +41,15 @@ const fromBase64 = (text) => new Uint8Array(Buffer.from(text, "base64"));
 /** @param {Uint8Array} bytes @returns {string} */
 const toBase64 = (bytes) => Buffer.from(bytes).toString("base64");
 
+/** @param {any} one @returns {boolean} */
+const isError = (one) => one.prototype instanceof errors.HybridError;
+
 /** @type {Record<string, (one: any) => unknown>} */
 const TASKS = {
+  errors: () => {
+    const classes = Object.values(errors).filter((one) => one === errors.HybridError || isError(one));
+    return Object.fromEntries(classes.map((/** @type {any} */ one) => [one.title, one.exitCode]));
+  },
   stable_json: (value) => [stableJson(value), stableHash(value)],
   canonical: (value) => `${stableJson(value, "  ")}\n`,
   repr: ({ value, longest }) => [repr(value), repr(value, longest), typeName(value)],
