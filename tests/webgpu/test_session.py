@@ -316,3 +316,17 @@ def test_a_calibration_step_gives_the_bits_of_any_other(webgpu_session):
     calibrated.close()
     timed.close()
     plain.close()
+
+
+def test_a_session_without_training_programs_evaluates_and_samples_alike_in_less_memory(webgpu_session):
+    whole, light = webgpu_session(LLAMA), webgpu_session(LLAMA, training=False)
+    take(whole, LLAMA, 1, 3)
+    light.import_state(whole.export_state())
+    held_out, options = batches(LLAMA, 99)[0], GenerateOptions(tokens=12, seed=3)
+    assert light.evaluate(held_out) == whole.evaluate(held_out)
+    assert list(light.generate([1, 2], options)) == list(whole.generate([1, 2], options))
+    assert light.memory()["total"] < 0.6 * whole.memory()["total"]
+    with pytest.raises(RuntimeError, match="training programs"):
+        light.begin(StepInfo(1, held_out.target_tokens, 1))
+    whole.close()
+    light.close()

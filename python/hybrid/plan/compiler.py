@@ -24,7 +24,7 @@ from hybrid.plan.document import BoundSlice, Choice, Clear, Command, Dispatch, P
 from hybrid.plan.kernels import optimizer as optimizer_kernels
 from hybrid.plan.kernels import state as state_kernels
 from hybrid.plan.kernels.base import Kernel, source_hash
-from hybrid.plan.layout import ParameterLayout, lay_out_parameters, place_all
+from hybrid.plan.layout import MIRRORS, ParameterLayout, lay_out_parameters, place_all
 from hybrid.plan.lowering import TEMPORARY, Lowering, Spec, Tensor
 from hybrid.plan.memory import COLOURS, Temporary, colour, pack
 from hybrid.plan.profile import DeviceProfile
@@ -58,6 +58,7 @@ class PlanSettings:
     prefill_tokens: int = 64
     variants: Mapping[str, str] = field(default_factory=dict)
     tune: bool = False
+    training: bool = True
 
 
 class _Compiler:
@@ -181,8 +182,23 @@ class _Compiler:
         launch = state_kernels.loss_accumulate(rows, precision=self.settings.precision)
         lowering.emit(launch, [outputs["loss_rows"], outputs["nll_rows"], self.fixed[state]], what="loss_accumulate")
 
-    def optimizer_programs(self) -> None:
+    def load_program(self) -> None:
+        """f16 copies from the masters, after weights were uploaded."""
+        load = self.empty("load")
+        for piece in self.parameters.pieces(self.profile.binding_bytes):
+            master, copy = (self.parameters.range_slice(arena, piece) for arena in ("params", "half"))
+            launch = optimizer_kernels.to_half(master.size // 4, precision=self.settings.precision)
+            load.emit(launch, [master, copy], what="to_half")
+
+    def step_programs(self) -> None:
+        """What a step runs before and after its microbatches."""
         precision = self.settings.precision
+        begin = self.empty("begin")
+        begin.emit(
+            state_kernels.step_begin(precision=precision),
+            [self.fixed[n] for n in ("step_input", "step_state", "loss_seed", "z_loss", "overflow_flags")],
+            what="step_begin",
+        )
         binding = self.profile.binding_bytes
         stats = self.empty("optimizer_stats")
         offset = 0
@@ -202,7 +218,6 @@ class _Compiler:
         )
 
         apply = self.empty("optimizer_apply")
-        load = self.empty("load") if self.half else None
         for piece in self.parameters.pieces(binding):
             slices = [self.parameters.range_slice(arena, piece) for arena in ("params", "grads", "moment1", "moment2")]
             count = slices[0].size // 4
@@ -219,16 +234,16 @@ class _Compiler:
             state = [self.fixed["schedule"], self.fixed["step_state"]]
             copy = [self.parameters.range_slice("half", piece)] if self.half else []
             apply.emit(launch, [*slices, *state, *copy], what=f"adamw.{self.groups[piece.group].name}")
-            if load is not None:
-                load.emit(optimizer_kernels.to_half(count, precision=precision), [slices[0], *copy], what="to_half")
 
     def compile(self) -> Plan:
         s = self.settings
         cache = s.model.context_length if s.cache_length is None else s.cache_length
         graphs: dict[str, tuple[str, Graph]] = {
-            "forward_backward": ("", training_graph(s.model, s.batch_size, s.sequence_length, recompute=s.recompute)),
-            "evaluate": ("", evaluation_graph(s.model, s.batch_size, s.sequence_length)),
+            "evaluate": ("", evaluation_graph(s.model, s.batch_size, s.sequence_length))
         }
+        if s.training:
+            training = training_graph(s.model, s.batch_size, s.sequence_length, recompute=s.recompute)
+            graphs = {"forward_backward": ("", training), **graphs}
         if cache:
             graphs["prefill"] = ("prefill/", decode_graph(s.model, min(s.prefill_tokens, cache), cache))
             graphs["decode"] = ("decode/", decode_graph(s.model, 1, cache))
@@ -238,21 +253,27 @@ class _Compiler:
         )
         self.place_state(partials)
         self.place_graph(graphs)
-        begin = self.empty("begin")
-        begin.emit(
-            state_kernels.step_begin(precision=s.precision),
-            [self.fixed[n] for n in ("step_input", "step_state", "loss_seed", "z_loss", "overflow_flags")],
-            what="step_begin",
-        )
         for program, (prefix, graph) in graphs.items():
             lowering = self.lower(program, graph, prefix)
             if program == "forward_backward":
                 self.accumulate_losses(lowering, "step_state")
             elif program == "evaluate":
                 self.accumulate_losses(lowering, "eval_state")
-        self.optimizer_programs()
+        if self.half:
+            self.load_program()
+        if s.training:
+            self.step_programs()
+        else:
+            self.drop_training_arenas()
         self.place_temporaries()
-        return self.assemble(graphs["forward_backward"][1])
+        sites = graphs["forward_backward"][1].dropout_sites if s.training else []
+        return self.assemble(sites)
+
+    def drop_training_arenas(self) -> None:
+        """Weights without gradients and moments, for evaluation and sampling."""
+        for arena, prefix in MIRRORS.items():
+            del self.arenas[arena]
+            self.fixed = {name: tensor for name, tensor in self.fixed.items() if not name.startswith(prefix)}
 
     # Placement
 
@@ -293,7 +314,7 @@ class _Compiler:
                             changed = True
         return upgraded
 
-    def assemble(self, training: Graph) -> Plan:
+    def assemble(self, dropout_sites: Sequence[str]) -> Plan:
         writable = self.writable_positions()
         plan_kernels: dict[str, PlanKernel] = {}
         sources: dict[str, str] = {}
@@ -324,12 +345,13 @@ class _Compiler:
                 bindings.append(BoundSlice(flags.arena, flags.page, flags.offset, flags.bytes))
             return Dispatch(choices, tuple(bindings), spec.label, spec.phase, spec.product_class)
 
+        s = self.settings
         programs: dict[str, list[Command]] = {}
         for name, lowering in self.lowered.items():
             programs[name] = [command(spec) for spec in lowering.specs]
-        programs["begin"].insert(0, Clear("grads"))
+        if s.training:
+            programs["begin"].insert(0, Clear("grads"))
         programs["evaluate"].insert(0, Clear("evaluation"))
-        s = self.settings
         features = ["shader-f16"] if self.half else []
         features += sorted({feature for kernel in plan_kernels.values() for feature in kernel.features})
         largest = max(
@@ -362,7 +384,7 @@ class _Compiler:
                 "maxGradNorm": s.max_grad_norm,
                 "lossScaling": s.loss_scaling,
                 "recompute": s.recompute,
-                "dropoutSites": list(training.dropout_sites),
+                "dropoutSites": list(dropout_sites),
                 "ringRows": RING_ROWS,
                 "scheduleRows": SCHEDULE_ROWS,
                 "prefillTokens": min(s.prefill_tokens, s.model.context_length),

@@ -41,7 +41,7 @@ class SavedModel:
 
     def session(self, note: Callable[[str], None]) -> TrainingSession:
         """A session with the saved state. Errors: as `make_session`."""
-        session = make_session(self.config, note)
+        session = make_session(self.config, note, training=False)
         loaded = self.checkpoint
         try:
             session.import_state(

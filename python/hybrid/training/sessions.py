@@ -30,11 +30,12 @@ def choose_backend(config: RunConfig, note: Note = lambda text: None) -> str:
 
 
 def make_session(
-    config: RunConfig, note: Note = lambda text: None, progress: Progress | None = None
+    config: RunConfig, note: Note = lambda text: None, progress: Progress | None = None, *, training: bool = True
 ) -> TrainingSession:
     """A session with fresh weights. One microbatch is what a batch of the session holds.
 
-    progress(what, done, total) reports the set-up of a device. Errors: ConfigError, LimitExceeded, NoAdapter.
+    progress(what, done, total) reports the set-up of a device. training: False for a session that only evaluates and
+    samples, and starts faster. Errors: ConfigError, LimitExceeded, NoAdapter.
     """
     arguments: dict[str, Any] = {
         "batch_size": config.data.microbatch_size,
@@ -50,29 +51,17 @@ def make_session(
         from hybrid.backends.reference.session import ReferenceSession
 
         return ReferenceSession(model_config(config), **arguments)
-    return _webgpu_session(config, arguments, progress)
-
-
-def _webgpu_session(config: RunConfig, arguments: dict[str, Any], progress: Progress | None) -> TrainingSession:
-    from hybrid.backends.webgpu.device import open_device
     from hybrid.backends.webgpu.session import WebGPUSession
 
-    class OwningSession(WebGPUSession):
-        def close(self) -> None:
-            super().close()
-            self.device.close()
-
-    if config.backend.device_profile == "default":
-        device = open_device(config.backend.adapter, features=(), default_limits=True)
-    else:
-        device = open_device(config.backend.adapter)
-    try:
-        return OwningSession(
-            model_config(config), **arguments, device=device, metrics_interval=_interval(config), progress=progress
-        )
-    except BaseException:
-        device.close()
-        raise
+    return WebGPUSession(
+        model_config(config),
+        **arguments,
+        adapter=config.backend.adapter,
+        default_limits=config.backend.device_profile == "default",
+        metrics_interval=_interval(config),
+        training=training,
+        progress=progress,
+    )
 
 
 def _interval(config: RunConfig) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -39,8 +40,6 @@ from hybrid.random.streams import stream_key
 
 TRAINING = ("begin", "forward_backward", "optimizer_stats", "optimizer_apply")
 DECODING = ("prefill", "decode")
-PREPARED_LATER = ("evaluate", *DECODING)  # at first use, so that the first step need not wait for them
-
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -57,12 +56,18 @@ def _tells_loss(method: Callable[Concatenate[WebGPUSession, P], R]) -> Callable[
     return call
 
 
+def _open(adapter: str | None, default_limits: bool) -> Device:
+    return open_device(adapter, features=(), default_limits=True) if default_limits else open_device(adapter)
+
+
 class WebGPUSession:
     """Implements `backends.protocol.TrainingSession`. Constructor arguments are those of the reference session plus:
 
-    adapter: index or part of a name (None: the best). device: an open device instead. metrics_interval: steps between
-    ring readbacks. variants: product class -> variant name; None times them once per adapter and remembers the winners.
-    tune: compile every variant and time none. progress(text, done, total).
+    adapter: index or part of a name (None: the best). default_limits: ask it for WebGPU's default limits and no
+    features. device: an open device instead; the caller closes it. metrics_interval: steps between ring readbacks.
+    variants: product class -> variant name; None times them once per adapter and remembers the winners. tune: compile
+    every variant and time none. training: False makes a session that evaluates and generates only, at a fraction of
+    the memory and of the start-up. progress(text, done, total).
     """
 
     def __init__(
@@ -79,9 +84,11 @@ class WebGPUSession:
         recompute: bool = False,
         adapter: str | None = None,
         device: Device | None = None,
+        default_limits: bool = False,
         metrics_interval: int = 1,
         variants: Mapping[str, str] | None = None,
         tune: bool = False,
+        training: bool = True,
         progress: Progress | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -90,38 +97,56 @@ class WebGPUSession:
         self.seed = seed
         self._clock = clock
         self._owns_device = device is None
-        self.device = device or open_device(adapter)
+        self.device = device or _open(adapter, default_limits)
+        try:
+            self._set_up(
+                PlanSettings(
+                    model,
+                    batch_size,
+                    sequence_length,
+                    precision,
+                    optimizer,
+                    max_grad_norm,
+                    loss_scaling,
+                    recompute,
+                    tune=tune,
+                    training=training,
+                ),
+                metrics_interval,
+                variants,
+                progress,
+            )
+        except BaseException:
+            if self._owns_device:
+                self.device.close()
+            raise
+
+    # Set-up
+
+    def _set_up(
+        self,
+        settings: PlanSettings,
+        metrics_interval: int,
+        variants: Mapping[str, str] | None,
+        progress: Progress | None,
+    ) -> None:
         profile = device_profile(self.device)
-        cache = VariantCache(self.device, precision)
+        cache = VariantCache(self.device, settings.precision)
         known = cache.read() if variants is None else variants
-        self.plan = compile_plan(
-            PlanSettings(
-                model,
-                batch_size,
-                sequence_length,
-                precision,
-                optimizer,
-                max_grad_norm,
-                loss_scaling,
-                recompute,
-                variants=known,
-                tune=tune,
-            ),
-            profile,
-        )
-        self.scaler = DynamicLossScaler(loss_scaling)
+        self.plan = compile_plan(replace(settings, variants=known), profile)
+        self.scaler = DynamicLossScaler(settings.loss_scaling)
         self.executor = Executor(self.device, self.plan, profile)
-        self.executor.choices = {} if tune else choose_variants(self.executor, known, progress)
+        self.executor.choices = {} if settings.tune else choose_variants(self.executor, known, progress)
         if variants is None and self.executor.choices.items() - known.items():
             cache.add(self.executor.choices)
-        self.executor.prepare([p for p in self.plan.programs if p not in PREPARED_LATER], progress)
-        self._warm_up()
+        self._trains = settings.training
+        if self._trains:
+            self.executor.prepare(TRAINING, progress)
+            self._warm_up()
         self._inputs = InputLayout(self.executor)
         self._timer = StepTimer(self.executor, metrics_interval)
         self._ring = MetricsRing(self.executor, self._timer, metrics_interval)
         self.reset()
-
-    # Set-up
 
     def _warm_up(self) -> None:
         """Drivers compile at first dispatch: run the programs of a step once on zeros, then wipe what they left."""
@@ -144,9 +169,10 @@ class WebGPUSession:
         executor.clear(["moment1", "moment2", "grads", "state", "flags", "metrics", "step"])
         for name, array in state.model.items():
             executor.write_tensor(name, array)
-        for name, array in state.optimizer.items():
+        for name, array in state.optimizer.items() if self._trains else ():
             executor.write_tensor(name, array)
         if "load" in self.plan.programs:
+            executor.prepare(["load"])
             executor.run("load")
         self.scaler = DynamicLossScaler(self.plan.settings["lossScaling"])
         self.scaler.restore(state.scaler)
@@ -184,6 +210,8 @@ class WebGPUSession:
 
     @_tells_loss
     def begin(self, info: StepInfo) -> None:
+        if not self._trains:
+            raise RuntimeError("begin: this session was made without its training programs")
         if info.target_tokens < 1:
             raise DataContractError(f"step {info.data_step} has no target tokens: its loss would have no meaning")
         if info.microbatches < 1:
@@ -348,6 +376,8 @@ class WebGPUSession:
     def export_state(self) -> SessionState:
         if self._info is not None:
             raise RuntimeError("export_state: a step is under way; apply it first")
+        if not self._trains:
+            raise RuntimeError("export_state: this session was made without its training programs, it has no moments")
         model: dict[str, NDArray[np.float32]] = {}
         moments: dict[str, NDArray[np.float32]] = {}
         for arena, prefix, target in (

@@ -116,7 +116,6 @@ def run_matmul(arguments: argparse.Namespace) -> int:
 
 def open_session(arguments: argparse.Namespace, **options: Any) -> Any:
     """A WebGPU session for the model of the given settings, without data: ids are random."""
-    from hybrid.backends.webgpu.device import open_device
     from hybrid.backends.webgpu.session import WebGPUSession
     from hybrid.config.loading import load_config, to_settings
     from hybrid.config.resolve import model_config, optimizer_settings, resolve
@@ -134,7 +133,7 @@ def open_session(arguments: argparse.Namespace, **options: Any) -> Any:
         max_grad_norm=config.optimizer.max_norm or None,
         loss_scaling=to_settings(config)["lossScaling"],
         recompute=config.backend.recompute,
-        device=open_device(config.backend.adapter),
+        adapter=config.backend.adapter,
         metrics_interval=10,
         **options,
     )
