@@ -42,9 +42,8 @@ typecheck: $(DEV) ## mypy, strict where pyproject.toml says so
 pytest: $(DEV) ## the tests alone
 	@OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(PYTHON) -m pytest -m "not acceptance" $(ARGS)
 
-acceptance: $(DEV) system-packages ## the long checks; writes benchmarks/results/*.json
-	@$(PYTHON) -m pytest -m acceptance $(ARGS)
-	@$(PYTHON) benchmarks/run_all.py
+acceptance: $(DEV) $(RIVALS) system-packages ## the long checks; writes benchmarks/results/*.json
+	@failed=0; $(PYTHON) benchmarks/run_all.py || failed=1; $(PYTHON) -m pytest -m acceptance $(ARGS) || failed=1; exit $$failed
 
 benchmark-env: $(RIVALS) ## the environment of the rivals that benchmarks/ measures (tinygrad with Dawn)
 

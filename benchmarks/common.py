@@ -50,13 +50,13 @@ def machine() -> dict[str, Any]:
     return {"processor": model or platform.processor(), "cores": os.cpu_count(), "python": platform.python_version()}
 
 
-def save_result(name: str, result: dict[str, Any]) -> Path:
-    """Write results/NAME.json: the result with commit, command, machine and time."""
+def save_result(name: str, result: dict[str, Any], made_by: str | None = None) -> Path:
+    """Write results/NAME.json: the result with commit, command (this one, or `made_by`), machine and time."""
     RESULTS.mkdir(parents=True, exist_ok=True)
     path = RESULTS / f"{name}.json"
     document = {
         "commit": commit(),
-        "command": command(),
+        "command": made_by or command(),
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "machine": machine(),
         "result": result,
@@ -73,6 +73,13 @@ def run_json(words: list[str], environment: dict[str, str] | None = None) -> Any
     if done.returncode != 0:
         raise SystemExit(f"{shlex.join(words)} ended with exit code {done.returncode}")
     return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def run_quietly(words: list[str]) -> None:
+    """Run a command whose output is for nobody, and stop where it fails."""
+    done = subprocess.run(words, cwd=ROOT, stdout=subprocess.DEVNULL, check=False)
+    if done.returncode != 0:
+        raise SystemExit(f"{shlex.join(words)} ended with exit code {done.returncode}")
 
 
 def _lines(path: Path) -> list[str]:

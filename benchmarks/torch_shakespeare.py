@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from common import corpus, save_result
+from common import corpus
 from hybrid.config.loading import load_config
 from hybrid.data.batch import Batch
 from hybrid.data.loader import BatchPlan, DataLoader, evaluation_batches
@@ -150,11 +150,8 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=1337)
     parser.add_argument("--json", action="store_true", help="print one JSON document")
-    parser.add_argument("--save", action="store_true", help="write benchmarks/results/torch_shakespeare.json")
     arguments = parser.parse_args()
     result = run(corpus(arguments.text), arguments.steps, arguments.seed)
-    if arguments.save:
-        save_result("torch_shakespeare", result)
     if arguments.json:
         print(json.dumps(result))
     else:
