@@ -2,7 +2,8 @@
 
 `python tests/browser/plan_fixtures.py FOLDER` writes `<model>/plan.json` (float32) and `<model>-mixed/plan.json`, each
 with its constants and a `run.json`. The models and batches are those of the parity contract, with the models made
-narrower; the expected numbers come from the reference session.
+narrower; the expected numbers come from the reference session. `kernels.json` holds every kernel that these plans could
+use on any device.
 """
 
 from __future__ import annotations
@@ -57,11 +58,28 @@ def settings(workload: Workload, **changes: Any) -> dict[str, Any]:
 
 
 def write(folder: Path) -> None:
-    profile = DeviceProfile(features=frozenset({"shader-f16"}))
     for workload in fixtures():
-        target = folder / workload.name
-        write_plan(compile_plan(PlanSettings(workload.model, **settings(workload)), profile), target)
-        (target / "run.json").write_text(json.dumps(run(workload)), encoding="utf-8")
+        write_run(folder / workload.name, workload, DeviceProfile(features=frozenset({"shader-f16"})))
+    (folder / "kernels.json").write_text(json.dumps(kernels()), encoding="utf-8")
+
+
+def write_run(folder: Path, workload: Workload, profile: DeviceProfile) -> None:
+    """One fixture, with the plan as it is compiled for a device like `profile`."""
+    write_plan(compile_plan(PlanSettings(workload.model, **settings(workload)), profile), folder)
+    (folder / "run.json").write_text(json.dumps(run(workload)), encoding="utf-8")
+
+
+def kernels() -> list[dict[str, Any]]:
+    """Every kernel of every fixture in every variant, once: what `Plan.to_json` says of it, with its WGSL."""
+    profile = DeviceProfile(features=frozenset({"shader-f16", "subgroups"}), subgroup_size=8)
+    found: dict[str, dict[str, Any]] = {}
+    for workload in fixtures():
+        document = compile_plan(PlanSettings(workload.model, **settings(workload), tune=True), profile).to_json()
+        for name, kernel in document["kernels"].items():
+            needs = [*(["shader-f16"] if workload.precision == "mixed-f16" else []), *kernel.get("features", ())]
+            entry = {**kernel, "name": name, "needs": needs, "wgsl": document["sources"][kernel["source"]]}
+            found[json.dumps([kernel["source"], kernel["constants"], kernel["bindings"]])] = entry
+    return list(found.values())
 
 
 def run(workload: Workload) -> dict[str, Any]:

@@ -3,16 +3,22 @@
 import numpy as np
 import pytest
 
+from browser.plan_fixtures import fixtures, write_run
+from hybrid.plan.profile import DeviceProfile
+
 pytestmark = pytest.mark.browser
 
-MODELS = ("gpt2", "llama", "looped")
 MODULE = "/test/support/page.js"
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_every_kernel_of_a_plan_compiles(page, model):
-    report = page.call(MODULE, "runScenario", "compileFixture", model)
-    assert report["pipelinesCreated"] == report["kernels"] > 30
+@pytest.mark.parametrize(
+    "pipelines", [pytest.param(False, id="wgsl"), pytest.param(True, id="pipelines", marks=pytest.mark.acceptance)]
+)
+def test_tint_compiles_every_kernel_of_every_plan_and_variant(page, pipelines):
+    report = page.call(MODULE, "runScenario", "compileKernels", pipelines)
+    assert report["refused"] == []
+    assert report["compiled"] > 100
+    assert report["features"] == ["subgroups"]  # SwiftShader has no f16
 
 
 @pytest.mark.parametrize(("model", "place"), [("gpt2", "call_in_worker"), ("llama", "call"), ("looped", "call")])
@@ -84,6 +90,23 @@ def test_the_profile_of_the_adapter_is_measured(page):
     assert report["modest"]["limits"]["maxStorageBufferBindingSize"] == 128 * 2**20
     assert report["profile"]["subgroup_size"] == (4 if "subgroups" in report["profile"]["features"] else 0)
     assert report["profile"]["cpu"] is True
+
+
+def test_a_plan_compiled_for_the_adapters_profile_gives_the_numbers_of_the_reference(page, plan_folder):
+    found = page.call(MODULE, "runScenario", "profile")["profile"]
+    profile = DeviceProfile(
+        limits=found["limits"],
+        features=frozenset(found["features"]),
+        subgroup_size=found["subgroup_size"],
+        cpu=found["cpu"],
+    )
+    workload = next(w for w in fixtures() if w.name == "llama")
+    write_run(plan_folder / "adapted", workload, profile)
+    report = page.call_in_worker(MODULE, "runScenario", "variantsFixture", "adapted")
+    assert len(set(report["hashes"])) == 1
+    report = page.call_in_worker(MODULE, "runScenario", "trainFixture", "adapted", {"variants": report["chosen"][0]})
+    losses = [result["loss"] for result in report["results"]]
+    assert losses == pytest.approx([result["loss"] for result in report["expected"]["results"]], rel=1e-6)
 
 
 @pytest.mark.parametrize("place", ["call", "call_in_worker"])

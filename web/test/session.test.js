@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { after, describe, test } from "node:test";
 
-import { findHost } from "./support/host.js";
+import { findHost, isDeno } from "./support/host.js";
 import * as scenarios from "./support/scenarios.js";
 
 const { host, features, missing, release } = await findHost();
@@ -64,12 +64,6 @@ for (const model of ["gpt2", "llama", "looped"]) {
         assert.ok(angle(start, report.model[name], report.expected.model[name]) <= 1e-6, name);
       }
     });
-
-    test("every kernel compiles", async () => {
-      const { kernels, pipelinesCreated, progress } = await scenarios.compileFixture(host, model);
-      assert.equal(pipelinesCreated, kernels);
-      assert.deepEqual(progress.at(-1), ["compiling kernels", kernels, kernels]);
-    });
   });
 
   describe(`${model} in mixed precision`, { skip: noF16 }, () => {
@@ -91,15 +85,23 @@ for (const model of ["gpt2", "llama", "looped"]) {
       });
       assert.equal(report.results.filter((result) => result.overflow).length, 1);
     });
-
-    test("every kernel compiles", async () => {
-      const { kernels, pipelinesCreated } = await scenarios.compileFixture(host, `${model}-mixed`);
-      assert.equal(pipelinesCreated, kernels);
-    });
   });
 }
 
 describe("a session", { skip: missing }, () => {
+  test("every kernel of every plan and variant compiles", async () => {
+    const { kernels, compiled, refused, features: used } = await scenarios.compileKernels(host, isDeno);
+    assert.deepEqual(refused, []);
+    for (const feature of ["shader-f16", "subgroups"]) assert.equal(used.includes(feature), features.has(feature));
+    assert.ok(compiled > 60 && compiled <= kernels, `${compiled} of ${kernels}`);
+  });
+
+  test("compiles pipelines once, before the first step, and says how far it is", async () => {
+    const { pipelinesCreated, progress } = await scenarios.prepareFixture(host, "gpt2");
+    assert.deepEqual(progress[0], ["compiling kernels", 0, pipelinesCreated]);
+    assert.deepEqual(progress.at(-1), ["compiling kernels", pipelinesCreated, pipelinesCreated]);
+  });
+
   test("gives the same bits however often it stops, reads or submits", async () => {
     const hashes = await scenarios.repeatFixture(host, "llama");
     assert.equal(new Set(Object.values(hashes)).size, 1, JSON.stringify(hashes, null, 1));
