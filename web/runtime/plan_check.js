@@ -130,19 +130,19 @@ function checkDispatch(plan, dispatch, program, limits) {
  * @returns {string | null}
  */
 export function accessConflict(accesses, bindings) {
-  for (let i = 0; i < bindings.length; i++) {
-    for (let j = i + 1; j < bindings.length; j++) {
-      const a = bindings[i];
-      const b = bindings[j];
-      if (a.arena !== b.arena || a.page !== b.page) continue;
-      if (accesses[i][1] !== accesses[j][1]) {
-        return `page ${a.page} of arena ${repr(a.arena)} is bound read and read_write at once`;
-      }
-      const overlap = a.offset < b.offset + b.size && b.offset < a.offset + a.size;
-      if (accesses[i][1] === "read_write" && overlap) {
-        return `writable bindings overlap on page ${a.page} of arena ${repr(a.arena)}`;
-      }
-    }
+  /** @type {Map<string, number[]>} */
+  const byPage = new Map();
+  bindings.forEach(({ arena, page }, index) => {
+    const key = `${page} of arena ${repr(arena)}`;
+    byPage.set(key, [...(byPage.get(key) ?? []), index]);
+  });
+  for (const [page, bound] of byPage) {
+    const kinds = new Set(bound.map((index) => accesses[index][1]));
+    if (kinds.size === 2) return `page ${page} is bound read and read_write at once`;
+    if (!kinds.has("read_write")) continue;
+    const slices = bound.map((index) => bindings[index]).sort((a, b) => a.offset - b.offset || a.size - b.size);
+    const overlap = slices.some((slice, i) => i > 0 && slice.offset < slices[i - 1].offset + slices[i - 1].size);
+    if (overlap) return `writable bindings overlap on page ${page}`;
   }
   return null;
 }

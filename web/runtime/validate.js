@@ -50,7 +50,8 @@ export function validateBatch(batch, vocabularySize, contextLength, shape) {
       );
     }
   }
-  for (let row = 0; row < rows; row++) checkSegments(batch, row, columns);
+  for (let row = 0; row < rows; row++) checkContiguous(batch, row * columns, (row + 1) * columns);
+  for (let row = 0; row < rows; row++) checkPadding(batch, row * columns, (row + 1) * columns);
 }
 
 /**
@@ -83,7 +84,9 @@ function checkArray(array, name, shape, wanted) {
   if (fits) return;
   const kind = array instanceof Uint32Array ? "uint32" : (Object(array).constructor?.name ?? typeof array);
   const got = `${kind} ${repr([...shape])}`;
-  const length = array instanceof Uint32Array && array.length !== size ? ` with ${array.length} elements` : "";
+  // A batch may say one shape and hold another.
+  const said = shape.reduce((product, extent) => product * extent, 1);
+  const length = array instanceof Uint32Array && array.length !== said ? ` with ${array.length} elements` : "";
   throw new DataContractError(
     `batch.${name} is ${got}${length}: expected uint32 ${repr([...wanted])}, the shape of the session`,
   );
@@ -91,13 +94,11 @@ function checkArray(array, name, shape, wanted) {
 
 /**
  * @param {Batch} batch
- * @param {number} row
- * @param {number} columns
+ * @param {number} begin of a row
+ * @param {number} end
  */
-function checkSegments(batch, row, columns) {
+function checkContiguous(batch, begin, end) {
   const segments = batch.segmentIds;
-  const begin = row * columns;
-  const end = begin + columns;
   /** @type {Set<number> | null} */
   let seen = null; // rows of one segment, the usual case, make no set
   for (let i = begin + 1; i < end; i++) {
@@ -109,10 +110,23 @@ function checkSegments(batch, row, columns) {
     }
     seen.add(segments[i]);
   }
-  if (!seen) return;
+}
+
+/**
+ * Segment 0 is padding where a row has other segments too.
+ *
+ * @param {Batch} batch
+ * @param {number} begin of a row
+ * @param {number} end
+ */
+function checkPadding(batch, begin, end) {
+  const { segmentIds, targets } = batch;
+  let others = false;
+  for (let i = begin; i < end; i++) others ||= segmentIds[i] !== 0;
+  if (!others) return;
   for (let i = begin; i < end; i++) {
-    if (segments[i] === 0 && batch.targets[i] !== IGNORE) {
-      throw refusal(batch, "targets", batch.targets, i, "padding (segment id 0) must have no target");
+    if (segmentIds[i] === 0 && targets[i] !== IGNORE) {
+      throw refusal(batch, "targets", targets, i, "padding (segment id 0) must have no target");
     }
   }
 }

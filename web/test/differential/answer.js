@@ -34,6 +34,7 @@ import { permute, samples } from "../../runtime/random/shuffle.js";
 import { streamKey } from "../../runtime/random/streams.js";
 import { readBytes, SafetensorsError, write } from "../../runtime/safetensors.js";
 import { parse, StrictJsonError } from "../../runtime/strict_json.js";
+import { SESSION_TASKS } from "./sessions.js";
 
 /** @param {string} text @returns {Uint8Array<ArrayBuffer>} */
 const fromBase64 = (text) => new Uint8Array(Buffer.from(text, "base64"));
@@ -46,6 +47,7 @@ const isError = (one) => one.prototype instanceof errors.HybridError;
 
 /** @type {Record<string, (one: any) => unknown>} */
 const TASKS = {
+  ...SESSION_TASKS,
   errors: () => {
     const classes = Object.values(errors).filter((one) => one === errors.HybridError || isError(one));
     return Object.fromEntries(classes.map((/** @type {any} */ one) => [one.title, one.exitCode]));
