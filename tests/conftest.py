@@ -106,6 +106,10 @@ def missing(requirement: str) -> str | None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "browser: drives a real Chromium through Playwright")
     config.addinivalue_line("markers", f"node: needs Node.js {OLDEST_NODE} or newer")
+    if config.option.markexpr == "acceptance":
+        from acceptance import recording
+
+        config.pluginmanager.register(recording)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
