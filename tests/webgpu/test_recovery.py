@@ -53,8 +53,7 @@ CALLS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "accumulate": (lambda s: s.begin(StepInfo(2, 32, 1)), lambda s: s.accumulate(batch())),
     "inspect": (lambda s: (s.begin(StepInfo(2, 32, 1)), s.accumulate(batch())), lambda s: s.inspect()),
     "apply": (lambda s: (s.begin(StepInfo(2, 32, 1)), s.accumulate(batch())), lambda s: s.apply()),
-    "poll_metrics": (lambda s: take_step(s, 2), lambda s: s.poll_metrics()),
-    "poll_metrics and wait": (lambda s: take_step(s, 2), lambda s: s.poll_metrics(wait=True)),
+    "poll_metrics": (lambda s: take_step(s, 2), lambda s: s.poll_metrics(wait=True)),
     "evaluate": (lambda s: None, lambda s: s.evaluate(batch())),
     "generate": (lambda s: None, lambda s: list(s.generate([1, 2], GenerateOptions(tokens=2)))),
     "export_state": (lambda s: None, lambda s: s.export_state()),
@@ -74,6 +73,8 @@ def test_the_call_that_meets_the_loss_tells_it_and_so_does_every_later_one(metho
     for _, later in CALLS.values():
         with pytest.raises(DeviceLost, match="was lost"):
             later(session)
+    with pytest.raises(DeviceLost):
+        session.poll_metrics()
     with pytest.raises(DeviceLost):
         session.import_state(state)
     assert session.memory()["total"] > 0 and session.counters() and session.describe()["backend"] == "webgpu"

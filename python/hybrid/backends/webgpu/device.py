@@ -259,7 +259,7 @@ def is_lost(device: Device, error: BaseException | None = None) -> bool:
     """
     if error is not None and _says_lost(error):
         return True
-    try:
+    try:  # for rare use: wgpu keeps some memory of every command buffer that is not submitted
         device.device.create_command_encoder().finish()
     except Exception:  # whatever it is, a device that cannot do nothing is of no more use
         return True

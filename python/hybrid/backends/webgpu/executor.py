@@ -105,10 +105,6 @@ class Executor:
                 raise DeviceLost(self._lost) from error
             raise
 
-    def check(self) -> None:
-        """Raise DeviceLost if the device is gone; costs some microseconds and waits for nothing."""
-        self.guarded(lambda: self.device.device.create_command_encoder().finish())
-
     def buffer(self, size: int, usage: int) -> Any:
         self.counters.buffers_created += 1
         return self.guarded(lambda: self.device.device.create_buffer(size=size, usage=usage))
