@@ -18,8 +18,10 @@ MAX_HEAD_WIDTH = 128
 STATISTICS_WORDS = 4  # u32 words for each query and head: lse, delta (as bits), segment, unused
 
 _WORKGROUP = 32
-# Up to this head width a thread takes two rows, so that each load serves both; beyond it registers run out.
+# Up to this head width a thread takes two rows, so that each load serves both; beyond it registers run out. Short
+# sequences gain little by it, and their kernels compile in half the time with one row.
 _SHARED_LOADS_WIDTH = 32
+_SHARED_LOADS_TOKENS = 128
 _QKV = (Binding("q", "read", "act"), Binding("k", "read", "act"), Binding("v", "read", "act"))
 _DO = Binding("do_", "read", "act")
 _SEGMENTS = Binding("segment_ids", "read", "u32")
@@ -130,7 +132,7 @@ def _walk(
     if window is not None and window < 1:
         raise ValueError(f"{name}: window {window}: expected at least 1")
     width = vector_width(head_width)
-    rows = rows or (2 if head_width <= _SHARED_LOADS_WIDTH else 1)
+    rows = rows or (2 if head_width <= _SHARED_LOADS_WIDTH and tokens >= _SHARED_LOADS_TOKENS else 1)
     kernel = Kernel(
         name=f"{name}_d{head_width}_r{rows}",
         file=f"{name}.wgsl",
