@@ -1,9 +1,9 @@
 """Small plans, batches and what training them must give: the input of the JavaScript tests.
 
 `python tests/browser/plan_fixtures.py FOLDER` writes `<model>/plan.json` (float32) and `<model>-mixed/plan.json`, each
-with its constants and a `run.json`. The models and batches are those of the parity contract, with the models made
-narrower; the expected numbers come from the reference session. `kernels.json` holds every kernel that these plans could
-use on any device.
+with its constants and a `run.json`; `llama-inference`, a plan that only evaluates and generates; and `kernels.json`,
+every kernel that these plans could use on any device. The models and batches are those of the parity contract, with the
+models made narrower; the expected numbers come from the reference session.
 """
 
 from __future__ import annotations
@@ -60,6 +60,9 @@ def settings(workload: Workload, **changes: Any) -> dict[str, Any]:
 def write(folder: Path) -> None:
     for workload in fixtures():
         write_run(folder / workload.name, workload, DeviceProfile(features=frozenset({"shader-f16"})))
+    llama = next(workload for workload in fixtures() if workload.name == "llama")
+    inference = PlanSettings(llama.model, **settings(llama), training=False)
+    write_plan(compile_plan(inference, DeviceProfile()), folder / "llama-inference")
     (folder / "kernels.json").write_text(json.dumps(kernels()), encoding="utf-8")
 
 

@@ -77,6 +77,28 @@ def test_evaluation_and_sampling_give_the_numbers_and_tokens_of_the_reference(pa
     assert report["sampled"] == expected["sampled"]
 
 
+def test_without_timestamps_a_synchronised_step_gives_the_times(page):
+    report = page.call_in_worker(MODULE, "runScenario", "calibrateFixture", "llama")
+    assert report["stateHash"] == report["usualHash"]
+    measured = report["results"][1:]  # the first step may still compile, and is not measured
+    assert {result["timingSource"] for result in measured} == {"calibration"}
+    assert all(result["forwardMs"] > 0 and result["backwardMs"] > 0 for result in measured)
+
+
+def test_a_plan_that_cannot_train_evaluates_and_generates(page):
+    report = page.call(MODULE, "runScenario", "inferenceFixture")
+    assert report["evaluation"]["lossSum"] == pytest.approx(report["expected"]["evaluation"]["lossSum"], rel=1e-6)
+    assert report["greedy"] == report["expected"]["greedy"]
+    assert len(report["refused"]) == 2
+
+
+def test_a_kernel_that_does_not_compile_is_named(page):
+    report = page.call(MODULE, "runScenario", "brokenFixture", "llama")
+    assert report["name"] == "HybridError"
+    assert "kernel 'step_finalize' does not compile" in report["message"]
+    assert "line " in report["message"]
+
+
 def test_a_lost_device_ends_with_its_own_error(page):
     report = page.call(MODULE, "runScenario", "failFixture", "gpt2")
     assert report["errors"]["lost"]["name"] == "DeviceLost"

@@ -87,13 +87,16 @@ export class CommandStream {
   }
 
   /**
-   * Append a program. With timestamps, forward and backward become passes of their own, each timed.
+   * Append a program, or only its dispatches of some phases. With timestamps, forward and backward become passes of their
+   * own, each timed.
    *
    * @param {readonly Prepared[]} commands
+   * @param {readonly string[] | null} [phases]
    */
-  program(commands) {
+  program(commands, phases = null) {
     this.#phase = "";
     for (const command of commands) {
+      if (phases && (Array.isArray(command) || !phases.includes(command.phase))) continue;
       if (Array.isArray(command)) {
         const encoder = this.encoder;
         for (const buffer of command) encoder.clearBuffer(buffer);

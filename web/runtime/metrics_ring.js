@@ -3,29 +3,25 @@
  *
  * Every few steps the ring is copied, on the device, into one of two buffers, which is then mapped; the rows in it are
  * taken once the map has come through. Browsers that map on a slow poll (Firefox: ten times a second) only deliver
- * later. May import: errors, executor, plan, step_result.
+ * later. May import: errors, executor, plan, step_result, timing.
  */
 
-import { Timestamps } from "./command_stream.js";
-import { HybridError } from "./errors.js";
-import { decodeRow, NOT_TIMED, stepTimes } from "./step_result.js";
+import { ConfigError, HybridError } from "./errors.js";
+import { decodeRow } from "./step_result.js";
 
 /** @import {CommandStream} from "./command_stream.js" */
 /** @import {Executor} from "./executor.js" */
 /** @import {StepResult} from "./step_result.js" */
+/** @import {Slots, StepTimer} from "./timing.js" */
 
-const QUERY_SLOTS = 4096; // what one query set may hold
-const QUERY_BYTES = 8;
-const SLOT_ALIGNMENT = 32; // queries are resolved to multiples of 256 bytes
 const BUFFERS = 2;
 
 /**
- * A step whose row nobody has read. `place` counts query slots since the start.
+ * A step whose row nobody has read.
  *
  * @typedef {object} Unread
  * @property {number} step
- * @property {Timestamps | null} timestamps
- * @property {number} place
+ * @property {Slots | null} slots
  */
 
 /**
@@ -48,64 +44,49 @@ export class MetricsRing {
   #readbacks = [];
   /** @type {Unread[]} */
   #unread = [];
-  /** @type {Unread | null} the step under way */
-  #current = null;
-  /** @type {GPUQuerySet | null} */
-  #queries = null;
-  /** @type {GPUBuffer | null} */
-  #resolved = null;
-  #slotsUsed = 0;
 
   /**
    * @param {Executor} executor
+   * @param {StepTimer} timer
    * @param {number} interval steps between two readbacks
    */
-  constructor(executor, interval) {
+  constructor(executor, timer, interval) {
     this.executor = executor;
+    this.timer = timer;
     this.interval = interval;
     this.ring = executor.plan.tensor("ring");
     this.rows = executor.plan.settings.ringRows;
-    if (executor.device.hasTimestamps) {
-      this.#queries = executor.device.device.createQuerySet({ type: "timestamp", count: QUERY_SLOTS });
-      this.#resolved = executor.queryBuffer(QUERY_SLOTS * QUERY_BYTES);
+    this.rowBytes = this.ring.bytes / this.rows;
+    if (!Number.isInteger(interval) || interval < 1 || interval > this.rows / 2) {
+      throw new ConfigError(`metrics interval ${interval}: expected 1 to ${Math.floor(this.rows / 2)} steps`);
     }
-    const times = this.#queries ? QUERY_SLOTS * QUERY_BYTES : 0;
-    this.#buffers = Array.from({ length: BUFFERS }, () => executor.readbackBuffer(this.ring.bytes + times));
+    this.#buffers = Array.from({ length: BUFFERS }, () => executor.readbackBuffer(this.ring.bytes + timer.bytes));
     this.#free = [...this.#buffers];
   }
 
   /**
-   * Query slots for a step that will make at most `passes` compute passes; null when they cannot be timed.
+   * The row of one step, now: waits for the device.
    *
    * @param {number} step
-   * @param {number} passes
-   * @returns {Timestamps | null}
+   * @returns {Promise<Uint32Array<ArrayBuffer>>}
    */
-  begin(step, passes) {
-    const slots = Math.ceil((2 * passes) / SLOT_ALIGNMENT) * SLOT_ALIGNMENT;
-    this.#current = { step, timestamps: null, place: 0 };
-    if (!this.#queries || slots * (this.interval + 1) > QUERY_SLOTS) return null;
-    let first = this.#slotsUsed % QUERY_SLOTS;
-    if (first + slots > QUERY_SLOTS) {
-      this.#slotsUsed += QUERY_SLOTS - first;
-      first = 0;
-    }
-    this.#current.place = this.#slotsUsed;
-    this.#current.timestamps = new Timestamps(this.#queries, first, slots);
-    this.#slotsUsed += slots;
-    return this.#current.timestamps;
+  async readRow(step) {
+    const { arena, page, offset } = this.ring;
+    const at = offset + (step % this.rows) * this.rowBytes;
+    return new Uint32Array((await this.executor.readBytes(arena, page, at, this.rowBytes)).buffer);
   }
 
   /**
-   * Close the step that `begin` opened, after its programs were recorded. When rows are due, records the copy too; what
-   * is returned is to be called once the stream is submitted.
+   * A step is recorded. When rows are due, records the copy too; what is returned is to be called once the stream is
+   * submitted.
    *
+   * @param {number} step
+   * @param {Slots | null} slots
    * @param {CommandStream} stream
    * @returns {(() => void) | null}
    */
-  end(stream) {
-    if (this.#current) this.#unread.push(this.#current);
-    this.#current = null;
+  add(step, slots, stream) {
+    this.#unread.push({ step, slots });
     return this.#unread.length >= this.interval && this.#free.length ? this.#copy(stream) : null;
   }
 
@@ -142,18 +123,7 @@ export class MetricsRing {
     const steps = this.#unread;
     this.#unread = [];
     for (const unread of steps) {
-      const { timestamps, place } = unread;
-      if (!timestamps) continue;
-      const count = timestamps.next - timestamps.first;
-      // A step that waited so long for a free buffer that a later one took its slots has no times.
-      if (timestamps.overflowed || !count || this.#slotsUsed - place > QUERY_SLOTS) {
-        unread.timestamps = null;
-        continue;
-      }
-      const offset = timestamps.first * QUERY_BYTES;
-      const resolved = /** @type {GPUBuffer} */ (this.#resolved);
-      encoder.resolveQuerySet(timestamps.querySet, timestamps.first, count, resolved, offset);
-      encoder.copyBufferToBuffer(resolved, offset, buffer, this.ring.bytes + offset, count * QUERY_BYTES);
+      if (unread.slots && !this.timer.copy(encoder, unread.slots, buffer, this.ring.bytes)) unread.slots = null;
     }
     return () => this.#map(buffer, steps);
   }
@@ -184,16 +154,10 @@ export class MetricsRing {
     if (readback.error) throw readback.error;
     const { buffer, steps } = readback;
     const data = buffer.getMappedRange();
-    const words = new Uint32Array(data, 0, this.ring.bytes / 4);
-    const rowWords = words.length / this.rows;
-    for (const { step, timestamps } of steps) {
-      const at = step % this.rows;
-      let times = NOT_TIMED;
-      if (timestamps) {
-        const begin = this.ring.bytes + timestamps.first * QUERY_BYTES;
-        times = stepTimes(timestamps.phases, new BigUint64Array(data, begin, timestamps.next - timestamps.first));
-      }
-      const result = decodeRow(words.subarray(at * rowWords, (at + 1) * rowWords), times);
+    const rowWords = this.rowBytes / 4;
+    for (const { step, slots } of steps) {
+      const row = new Uint32Array(data, (step % this.rows) * this.rowBytes, rowWords);
+      const result = decodeRow(row, this.timer.times(slots, data, this.ring.bytes));
       if (result.dataStep !== step) {
         throw new HybridError(`metrics ring: expected the row of step ${step}, found step ${result.dataStep}`);
       }
@@ -203,16 +167,7 @@ export class MetricsRing {
     this.#free.push(buffer);
   }
 
-  /** Forget steps whose rows were not read: their state was replaced. Waits for what is on its way. */
-  async reset() {
-    this.#current = null;
-    this.#unread = [];
-    await this.take(true);
-  }
-
   close() {
     for (const buffer of this.#buffers) buffer.destroy();
-    this.#resolved?.destroy();
-    this.#queries?.destroy();
   }
 }

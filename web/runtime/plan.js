@@ -16,7 +16,8 @@ export const FORMAT = "hybrid.plan";
 export const VERSION = 1;
 /** @type {Readonly<Record<string, number>>} */
 export const ITEM_BYTES = Object.freeze({ f32: 4, f16: 2, u32: 4 });
-const NEEDED_PROGRAMS = ["begin", "forward_backward", "evaluate", "optimizer_stats", "optimizer_apply"];
+/** The programs of a step. A plan that only evaluates and generates has none of them. */
+export const TRAINING_PROGRAMS = Object.freeze(["begin", "forward_backward", "optimizer_stats", "optimizer_apply"]);
 
 /**
  * A named slice of one page. Offset and bytes in bytes.
@@ -140,7 +141,11 @@ export class Plan {
     this.constants = root.recordOf("constants", (constant) => constant.text("sha256"));
     /** @type {Record<string, readonly Command[]>} */
     this.programs = root.recordOf("programs", (commands) => commands.items().map(readCommand));
-    for (const name of NEEDED_PROGRAMS) if (!(name in this.programs)) throw malformed(`programs.${name} is missing`);
+    /** Whether it trains; otherwise it evaluates and generates only. */
+    this.trains = TRAINING_PROGRAMS.some((name) => name in this.programs);
+    for (const name of [...(this.trains ? TRAINING_PROGRAMS : []), "evaluate"]) {
+      if (!(name in this.programs)) throw malformed(`programs.${name} is missing`);
+    }
     this.constantData = constantData;
     /** Stable hash of the document. */
     this.hash = stableHash(document);

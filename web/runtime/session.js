@@ -7,45 +7,44 @@
  */
 
 import { DynamicLossScaler } from "./contracts/loss_scaler.js";
+import { Decoder } from "./decoder.js";
 import { ConfigError, DataContractError, HybridError } from "./errors.js";
 import { Executor } from "./executor.js";
 import { Flight } from "./flight.js";
 import { InputUpload } from "./inputs.js";
 import { MetricsRing } from "./metrics_ring.js";
 import { optimizerSettings } from "./optim/settings.js";
-import { rows as scheduleRows } from "./optim/table.js";
-import { dropoutKey } from "./random/dropout.js";
-import { normal } from "./random/initial.js";
+import { TRAINING_PROGRAMS } from "./plan.js";
 import { generate } from "./sampling.js";
-import { checkOptimizerStep, checkState } from "./state.js";
+import { checkOptimizerStep, checkState, SLOTS } from "./state.js";
 import {
-  decodeRow,
-  GROWTH_COUNTER,
-  LOSS_SCALE,
-  NLL_ACC,
-  NOT_TIMED,
-  OPTIMIZER_STEP,
-  SCALER_ENABLED,
-} from "./step_result.js";
+  readArena,
+  readProgress,
+  writeDropoutKeys,
+  writeInitial,
+  writeLossScale,
+  writeProgress,
+  writeSchedule,
+} from "./state_transfer.js";
+import { decodeRow, NLL_ACC, NOT_TIMED } from "./step_result.js";
 import { privateStorage } from "./storage.js";
+import { StepTimer } from "./timing.js";
 import { validateBatch } from "./validate.js";
 import { chooseVariants, VariantCache } from "./variants.js";
 
 /** @import {Batch} from "./batch.js" */
-/** @import {Timestamps} from "./command_stream.js" */
 /** @import {Device} from "./device.js" */
-/** @import {Counters, HostArray, Progress} from "./executor.js" */
+/** @import {Counters, Progress} from "./executor.js" */
 /** @import {Plan} from "./plan.js" */
 /** @import {GenerateOptions} from "./sampling.js" */
 /** @import {SessionState, StateTensor} from "./state.js" */
+/** @import {StateProgress, WriteTensor} from "./state_transfer.js" */
 /** @import {StepResult} from "./step_result.js" */
 /** @import {Storage} from "./storage.js" */
+/** @import {Slots} from "./timing.js" */
 
-const DECODING = ["prefill", "decode"];
-const MOMENTS = ["moment1", "moment2"];
-const STATE_WORDS = 64;
-const SCHEDULE_HEADER = 8;
-const INITIAL_CHUNK = 1 << 20; // elements of a new tensor made at a time
+const STATE_ARENAS = ["moment1", "moment2", "grads", "state", "flags", "metrics", "step"];
+const STEP_WORDS = 64;
 // A page draws every 16 ms; work that lasts half of that leaves it room. Before the first measurement, few dispatches.
 const SUBMIT_SECONDS = 0.008;
 const FIRST_DISPATCHES = 16;
@@ -91,6 +90,7 @@ const LEAST_DISPATCHES = 4;
  */
 export class PlanSession {
   #executor;
+  #timer;
   #ring;
   #flight;
   #inputs;
@@ -105,15 +105,16 @@ export class PlanSession {
   #inspected = false;
   /** @type {string | null} what runs between two steps, and lets none begin */
   #busy = null;
-  /** @type {Timestamps | null} */
-  #timestamps = null;
+  /** @type {Slots | null} where the device writes down the times of this step */
+  #slots = null;
+  #calibrating = false;
   /** @type {StepResult[]} */
   #results = [];
   /** @type {Promise<unknown>} the last collection of results: two at once would mix them up */
   #collecting = Promise.resolve();
   #optimizerStep = 0; // known for certain; the device may be ahead by the steps in flight
   #scheduleUsed = 0;
-  #stepWords = new Uint32Array(STATE_WORDS);
+  #stepWords = new Uint32Array(STEP_WORDS);
 
   /**
    * Use `PlanSession.create`.
@@ -134,8 +135,11 @@ export class PlanSession {
     this.#submitSeconds = options.submitSeconds ?? SUBMIT_SECONDS;
     this.#optimizer = optimizerSettings(plan.settings.optimizer);
     this.#scaler = new DynamicLossScaler(plan.settings.lossScaling);
-    this.#ring = new MetricsRing(executor, options.metricsInterval ?? 1);
-    this.#flight = new Flight(() => executor.fence(), options.clock ?? (() => performance.now() / 1000));
+    const clock = options.clock ?? (() => performance.now() / 1000);
+    const interval = options.metricsInterval ?? 1;
+    this.#timer = new StepTimer(executor, interval, clock);
+    this.#ring = new MetricsRing(executor, this.#timer, interval);
+    this.#flight = new Flight(() => executor.fence(), clock);
     this.#inputs = new InputUpload(executor);
   }
 
@@ -148,48 +152,37 @@ export class PlanSession {
    */
   static async create(plan, options) {
     const { device, progress } = options;
-    const most = Math.floor(plan.settings.ringRows / 2);
-    const interval = options.metricsInterval ?? 1;
-    if (!Number.isInteger(interval) || interval < 1 || interval > most) {
-      throw new ConfigError(`metrics interval ${interval}: expected 1 to ${most} steps`);
-    }
     const executor = await Executor.create(device, plan);
+    /** @type {PlanSession | null} */
+    let session = null;
     try {
       executor.dispatchesPerSubmit = FIRST_DISPATCHES;
       executor.choices = options.variants ?? (await rememberedVariants(executor, options));
-      const programs = Object.keys(plan.programs).filter((name) => !DECODING.includes(name));
-      await executor.prepare(programs, progress);
-      await warmUp(executor, programs, progress);
-      const session = new PlanSession(executor, options);
+      if (plan.trains) {
+        await executor.prepare(TRAINING_PROGRAMS, progress);
+        await warmUp(executor, progress);
+      }
+      session = new PlanSession(executor, options);
       await session.reset();
       return session;
     } catch (error) {
-      executor.close();
+      if (session) session.close();
+      else executor.close();
       throw error;
     }
   }
 
   /** Fresh weights from the seed's streams, zero moments, step 0. */
   async reset() {
-    await this.restore(
-      { optimizerStep: 0, scaler: new DynamicLossScaler(this.plan.settings.lossScaling).state() },
-      (write) => {
-        for (const [name, { init, std }] of Object.entries(this.plan.settings.initial)) {
-          const { elements } = this.plan.tensor(name);
-          for (let first = 0; first < elements; first += INITIAL_CHUNK) {
-            const count = Math.min(INITIAL_CHUNK, elements - first);
-            if (init === "normal") write(name, normal(this.#seed, name, count, std, first), first);
-            else write(name, new Float32Array(count).fill(init === "ones" ? 1 : 0), first);
-          }
-        }
-      },
-    );
+    const scaler = new DynamicLossScaler(this.plan.settings.lossScaling).state();
+    await this.restore({ optimizerStep: 0, scaler }, (write) => writeInitial(this.plan, this.#seed, write));
   }
 
   // The step
 
   /** @param {StepInfo} info */
   async begin(info) {
+    this.#requireTraining("begin");
     if (info.targetTokens < 1) {
       throw new DataContractError(`step ${info.dataStep} has no target tokens: its loss would have no meaning`);
     }
@@ -211,7 +204,8 @@ export class PlanSession {
     this.#executor.writeTensor("step_input", words);
     this.#info = info;
     this.#begun = 0;
-    this.#timestamps = this.#ring.begin(info.dataStep, this.#passes(info.microbatches));
+    this.#slots = this.#timer.begin(this.#passes(info.microbatches));
+    this.#calibrating = this.#timer.calibrating(info.dataStep);
   }
 
   /** How many compute passes a step makes at most: phases are timed apart, and submits end passes. @param {number} microbatches */
@@ -229,11 +223,29 @@ export class PlanSession {
   async accumulate(batch) {
     if (!this.#info) throw new Error("accumulate: begin comes first");
     this.#upload(batch);
-    const stream = this.#executor.stream(this.#timestamps);
-    if (!this.#begun) stream.program(this.#executor.program("begin"));
-    stream.program(this.#executor.program("forward_backward"));
-    stream.finish();
+    if (this.#calibrating) {
+      if (!this.#begun) this.#executor.run("begin");
+      await this.#timer.piece("forward", () => this.#run("forward_backward", ["forward"]));
+      await this.#timer.piece("backward", () => this.#run("forward_backward", ["backward", ""]));
+    } else {
+      const stream = this.#executor.stream(this.#slots?.timestamps);
+      if (!this.#begun) stream.program(this.#executor.program("begin"));
+      stream.program(this.#executor.program("forward_backward"));
+      stream.finish();
+    }
     this.#begun++;
+  }
+
+  /**
+   * Run the dispatches of some phases only.
+   *
+   * @param {string} program
+   * @param {readonly string[]} phases
+   */
+  #run(program, phases) {
+    const stream = this.#executor.stream();
+    stream.program(this.#executor.program(program), phases);
+    stream.finish();
   }
 
   /** @param {Batch} batch */
@@ -252,27 +264,29 @@ export class PlanSession {
     const info = this.#requireComplete("inspect");
     if (!this.#inspected) this.#executor.run("optimizer_stats");
     this.#inspected = true;
-    const ring = this.plan.tensor("ring");
-    const rowBytes = ring.bytes / this.plan.settings.ringRows;
-    const offset = ring.offset + (info.dataStep % this.plan.settings.ringRows) * rowBytes;
-    const row = await this.#executor.readBytes(ring.arena, ring.page, offset, rowBytes);
-    return decodeRow(new Uint32Array(row.buffer), NOT_TIMED);
+    return decodeRow(await this.#ring.readRow(info.dataStep), NOT_TIMED);
   }
 
   async apply() {
-    this.#requireComplete("apply");
-    const stream = this.#executor.stream(this.#timestamps);
-    if (!this.#inspected) stream.program(this.#executor.program("optimizer_stats"));
-    stream.program(this.#executor.program("optimizer_apply"));
-    const submitted = this.#ring.end(stream);
-    stream.finish();
-    this.#flight.add();
-    submitted?.();
+    const info = this.#requireComplete("apply");
+    if (this.#calibrating) await this.#timer.piece("optimizer", () => this.#finishStep(info));
+    else this.#finishStep(info);
     this.#info = null;
     this.#inspected = false;
     if (this.#scaler.enabled && !this.#scaler.powersOfTwo()) await this.#synchroniseScale();
     await this.#flight.bound();
     this.#adaptSubmits();
+  }
+
+  /** @param {StepInfo} info */
+  #finishStep(info) {
+    const stream = this.#executor.stream(this.#slots?.timestamps);
+    if (!this.#inspected) stream.program(this.#executor.program("optimizer_stats"));
+    stream.program(this.#executor.program("optimizer_apply"));
+    const submitted = this.#ring.add(info.dataStep, this.#slots, stream);
+    stream.finish();
+    this.#flight.add();
+    submitted?.();
   }
 
   /** Submits of about `submitSeconds`, judged by how long a step takes. */
@@ -290,9 +304,7 @@ export class PlanSession {
    */
   async #synchroniseScale() {
     await this.#collect(true);
-    const words = new Uint32Array((await this.#executor.readTensor("step_state")).buffer);
-    new Float32Array(words.buffer)[LOSS_SCALE] = this.#scaler.scale;
-    this.#executor.writeTensor("step_state", words);
+    await writeLossScale(this.#executor, this.#scaler.scale);
   }
 
   /**
@@ -305,6 +317,11 @@ export class PlanSession {
       throw new Error(`${action}: ${this.#info ? this.#begun : 0} of ${wanted} microbatches accumulated`);
     }
     return this.#info;
+  }
+
+  /** @param {string} action */
+  #requireTraining(action) {
+    if (!this.plan.trains) throw new Error(`${action}: this plan was compiled without its training programs`);
   }
 
   /** @param {string} action */
@@ -383,6 +400,7 @@ export class PlanSession {
    */
   evaluate(batch) {
     return this.#between("evaluate", async () => {
+      await this.#executor.prepare(["evaluate"]);
       this.#upload(batch);
       this.#executor.run("evaluate");
       const words = await this.#executor.readTensor("eval_state");
@@ -398,44 +416,17 @@ export class PlanSession {
    * @returns {AsyncGenerator<number, void, void>}
    */
   async *generate(prompt, options = {}) {
-    await this.#between("generate", () => this.#executor.prepare(DECODING));
     const { vocabularySize, contextLength } = this.model;
-    const size = this.plan.settings.prefillTokens;
-    /** @param {readonly number[]} ids */
-    const prefill = async (ids) => {
-      let logits = new Float32Array(0);
-      for (let start = 0; start < ids.length; start += size) {
-        const part = ids.slice(start, start + size);
-        logits = await this.#decode("prefill", [...part, ...Array(size - part.length).fill(0)], start, part.length - 1);
-      }
-      return logits;
+    const decoder = new Decoder(this.#executor, contextLength);
+    await this.#between("generate", () => decoder.prepare());
+    const model = {
+      prefill: (/** @type {readonly number[]} */ ids) => this.#between("generate", () => decoder.prefill(ids)),
+      decode: (/** @type {number} */ id, /** @type {number} */ position) =>
+        this.#between("generate", () => decoder.decode(id, position)),
+      vocabularySize,
+      contextLength,
     };
-    /** @param {number} id @param {number} position */
-    const decode = (id, position) => this.#decode("decode", [id], position, 0);
-    yield* generate({ prefill, decode, vocabularySize, contextLength }, prompt, options);
-  }
-
-  /**
-   * @param {string} program
-   * @param {readonly number[]} ids
-   * @param {number} start
-   * @param {number} last
-   * @returns {Promise<Float32Array<ArrayBuffer>>}
-   */
-  #decode(program, ids, start, last) {
-    return this.#between("generate", async () => {
-      const executor = this.#executor;
-      const highest = this.model.contextLength - 1;
-      executor.writeTensor(`${program}/ids`, Uint32Array.from(ids));
-      executor.writeTensor(
-        `${program}/positions`,
-        Uint32Array.from(ids, (_, index) => Math.min(start + index, highest)),
-      );
-      executor.writeTensor(`${program}/start`, Uint32Array.of(start));
-      executor.writeTensor(`${program}/last`, Uint32Array.of(last));
-      executor.run(program);
-      return new Float32Array((await executor.readTensor("logits")).buffer);
-    });
+    yield* generate(model, prompt, options);
   }
 
   // State
@@ -452,38 +443,22 @@ export class PlanSession {
    */
   exportState() {
     return this.#between("exportState", async () => {
-      /** @type {Record<string, StateTensor>} */
-      const model = {};
-      /** @type {Record<string, StateTensor>} */
+      this.#requireTraining("exportState");
+      const executor = this.#executor;
       const optimizer = {};
-      for (const name of this.plan.parameterNames()) model[name] = await this.#readTensor(name);
-      for (const slot of MOMENTS) {
-        for (const name of this.plan.parameterNames()) {
-          optimizer[`${slot}/${name}`] = await this.#readTensor(`${slot}/${name}`);
-        }
-      }
-      return { model, optimizer, ...(await this.#progress()) };
+      for (const slot of SLOTS) Object.assign(optimizer, await readArena(executor, slot, `${slot}/`));
+      const model = await readArena(executor, "params", "");
+      return { model, optimizer, ...(await readProgress(executor, this.#scaler)) };
     });
   }
 
   /**
    * The part of the state that is not tensors: what `restore` takes.
    *
-   * @returns {Promise<{optimizerStep: number, scaler: Record<string, unknown>}>}
+   * @returns {Promise<StateProgress>}
    */
   exportProgress() {
-    return this.#between("exportProgress", () => this.#progress());
-  }
-
-  async #progress() {
-    const words = new Uint32Array((await this.#executor.readTensor("step_state")).buffer);
-    /** @type {Record<string, unknown>} */
-    const scaler = { ...this.#scaler.state() };
-    if (this.#scaler.enabled) {
-      scaler.scale = new Float32Array(words.buffer)[LOSS_SCALE];
-      scaler.growthCounter = words[GROWTH_COUNTER];
-    }
-    return { optimizerStep: words[OPTIMIZER_STEP], scaler };
+    return this.#between("exportProgress", () => readProgress(this.#executor, this.#scaler));
   }
 
   /**
@@ -493,16 +468,10 @@ export class PlanSession {
    * @returns {Promise<StateTensor>}
    */
   exportTensor(name) {
-    return this.#between("exportTensor", () => this.#readTensor(name));
-  }
-
-  /**
-   * @param {string} name
-   * @returns {Promise<StateTensor>}
-   */
-  async #readTensor(name) {
-    const bytes = await this.#executor.readTensor(name);
-    return { shape: this.plan.tensor(name).shape, data: new Float32Array(bytes.buffer) };
+    return this.#between("exportTensor", async () => {
+      const bytes = await this.#executor.readTensor(name);
+      return { shape: this.plan.tensor(name).shape, data: new Float32Array(bytes.buffer) };
+    });
   }
 
   /**
@@ -515,7 +484,7 @@ export class PlanSession {
     this.#requireIdle("importState");
     checkState(state, this.shapes());
     await this.restore(state, (write) => {
-      for (const tensors of [state.model, state.optimizer]) {
+      for (const tensors of this.plan.trains ? [state.model, state.optimizer] : [state.model]) {
         for (const [name, { data }] of Object.entries(tensors)) write(name, data);
       }
     });
@@ -523,10 +492,11 @@ export class PlanSession {
 
   /**
    * Continue from a state whose tensors `fill` uploads, whole or piece by piece: write(name, values, first element).
-   * Moments that it does not write are zero; weights are its duty.
+   * Moments that it does not write are zero; weights are its duty. If it throws, the session is of no use until another
+   * `restore`.
    *
-   * @param {{optimizerStep: number, scaler: Record<string, unknown>}} progress
-   * @param {(write: (name: string, values: HostArray, first?: number) => void) => void | Promise<void>} fill
+   * @param {StateProgress} progress
+   * @param {(write: WriteTensor) => void | Promise<void>} fill
    */
   async restore({ optimizerStep, scaler }, fill) {
     checkOptimizerStep(optimizerStep);
@@ -535,22 +505,15 @@ export class PlanSession {
     await this.#between("restore", async () => {
       const executor = this.#executor;
       await this.#collect(true);
-      await this.#ring.reset();
-      executor.clear(["moment1", "moment2", "grads", "state", "flags", "metrics", "step"]);
+      executor.clear(STATE_ARENAS);
       await fill((name, values, first) => executor.writeTensor(name, values, first));
-      if ("load" in this.plan.programs) executor.run("load");
-      this.#scaler = restored;
-      const words = new Uint32Array(STATE_WORDS);
-      words[OPTIMIZER_STEP] = optimizerStep;
-      new Float32Array(words.buffer)[LOSS_SCALE] = restored.scale;
-      words[GROWTH_COUNTER] = restored.growthCounter;
-      words[SCALER_ENABLED] = Number(restored.enabled);
-      executor.writeTensor("step_state", words);
-      const sites = this.plan.settings.dropoutSites;
-      if (sites.length) {
-        const keys = sites.flatMap((site) => [...dropoutKey(this.#seed, site)]);
-        executor.writeTensor("dropout_keys", Uint32Array.from(keys));
+      if ("load" in this.plan.programs) {
+        await executor.prepare(["load"]);
+        executor.run("load");
       }
+      writeProgress(executor, optimizerStep, restored);
+      writeDropoutKeys(executor, this.#seed);
+      this.#scaler = restored;
       this.#optimizerStep = optimizerStep;
       this.#results = [];
       this.#refillSchedule();
@@ -562,11 +525,7 @@ export class PlanSession {
    * keep theirs.
    */
   #refillSchedule() {
-    const first = this.#optimizerStep + 1;
-    const table = new Float32Array(this.plan.tensor("schedule").elements);
-    new Uint32Array(table.buffer)[0] = first;
-    table.set(scheduleRows(this.#optimizer, first, this.plan.settings.scheduleRows).flat(), SCHEDULE_HEADER);
-    this.#executor.writeTensor("schedule", table);
+    writeSchedule(this.#executor, this.#optimizer, this.#optimizerStep + 1);
     this.#scheduleUsed = 0;
   }
 
@@ -601,6 +560,7 @@ export class PlanSession {
   close() {
     this.#executor.close();
     this.#ring.close();
+    this.#timer.close();
   }
 }
 
@@ -618,16 +578,14 @@ async function rememberedVariants(executor, { storage, progress, clock }) {
 }
 
 /**
- * Drivers compile at first dispatch: run every program once on zeros, then wipe what it left.
+ * Drivers compile at first dispatch: run the programs of a step once on zeros, then wipe what they left.
  *
  * @param {Executor} executor
- * @param {readonly string[]} programs
  * @param {Progress} [progress]
  */
-async function warmUp(executor, programs, progress) {
-  const warm = programs.filter((name) => name !== "load");
-  for (const [done, name] of warm.entries()) {
-    progress?.("warming up", done, warm.length);
+async function warmUp(executor, progress) {
+  for (const [done, name] of TRAINING_PROGRAMS.entries()) {
+    progress?.("warming up", done, TRAINING_PROGRAMS.length);
     executor.run(name);
     await executor.fence();
   }

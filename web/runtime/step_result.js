@@ -17,7 +17,7 @@ const FLAG_NORM_NOT_FINITE = 4;
 export const FLOAT32_MAX = 3.4028234663852886e38;
 
 /**
- * Times in milliseconds, null where they were not measured; `timingSource` is "device" or "none".
+ * Times in milliseconds, null where they were not measured; `timingSource` is "device", "calibration" or "none".
  *
  * @typedef {object} StepTimes
  * @property {number | null} stepTimeMs

@@ -146,6 +146,34 @@ describe("a session", { skip: missing }, () => {
     });
   }
 
+  test("without timestamps, takes the times from a synchronised step now and then", async () => {
+    const { results, stateHash, usualHash } = await scenarios.calibrateFixture(host, "gpt2");
+    assert.equal(stateHash, usualHash);
+    // The first step may still compile, and is not measured.
+    for (const result of results.slice(1)) {
+      assert.equal(result.timingSource, "calibration");
+      const { forwardMs, backwardMs, optimizerMs, stepTimeMs } = result;
+      for (const time of [forwardMs, backwardMs, optimizerMs]) assert.ok(Number(time) > 0);
+      assert.ok(Number(forwardMs) + Number(backwardMs) <= Number(stepTimeMs));
+    }
+  });
+
+  test("evaluates and generates with a plan that cannot train, in less memory", async () => {
+    const { evaluation, greedy, refused, memory, expected } = await scenarios.inferenceFixture(host);
+    near(evaluation.lossSum, Number(expected.evaluation?.lossSum), 1e-6, "evaluation");
+    assert.deepEqual(greedy, expected.greedy);
+    assert.equal(refused.length, 2);
+    for (const message of refused) assert.match(message, /compiled without its training programs/);
+    assert.ok(!("grads" in memory));
+  });
+
+  test("names a kernel that does not compile, and the line", async () => {
+    const { name, message } = await scenarios.brokenFixture(host, "gpt2");
+    assert.equal(name, "HybridError");
+    assert.match(message, /kernel 'step_finalize' does not compile on .*\(.*/);
+    assert.match(message, /line \d+/);
+  });
+
   test("says what is wrong: calls out of order, foreign batches and states, a lost device", async () => {
     const { errors, inspected, applied } = await scenarios.failFixture(host, "gpt2");
     const expected = {

@@ -56,10 +56,11 @@ import { representatives } from "../../runtime/variants.js";
  * @param {Host} host
  * @param {string} name
  * @param {(bench: Bench) => Promise<T>} work
+ * @param {readonly string[]} [features] to ask for, instead of the usual ones
  * @returns {Promise<T>}
  */
-async function withFixture(host, name, work) {
-  const device = await openDevice({ gpu: host.gpu });
+async function withFixture(host, name, work, features) {
+  const device = await openDevice({ gpu: host.gpu, features });
   try {
     const plan = await loadPlan((file) => host.read(`${name}/${file}`));
     const run = /** @type {Run} */ (JSON.parse(new TextDecoder().decode(await host.read(`${name}/run.json`))));
@@ -104,6 +105,11 @@ function batchOf(session, arrays) {
   return new Batch([session.plan.shape.B, session.plan.shape.T], { ids, targets, positions, segmentIds, sampleIds });
 }
 
+/** @param {Float32Array<ArrayBuffer>} data */
+function bytesOf(data) {
+  return new Uint8Array(data.buffer, data.byteOffset, data.byteLength);
+}
+
 /**
  * One hash of everything in a state.
  *
@@ -112,7 +118,7 @@ function batchOf(session, arrays) {
 function hashOf(state) {
   const hash = new Sha256();
   for (const tensors of [state.model, state.optimizer]) {
-    for (const name of Object.keys(tensors).sort()) hash.update(new Uint8Array(tensors[name].data.buffer));
+    for (const name of Object.keys(tensors).sort()) hash.update(bytesOf(tensors[name].data));
   }
   hash.update(new TextEncoder().encode(JSON.stringify([state.optimizerStep, state.scaler])));
   return hash.hex();
@@ -131,7 +137,7 @@ export function trainFixture(host, name, options) {
     const before = await session.exportState();
     const initial = new Sha256();
     for (const parameter of plan.parameterNames()) {
-      initial.update(new Uint8Array(before.model[parameter].data.buffer));
+      initial.update(bytesOf(before.model[parameter].data));
     }
     await train(session, run, 1, run.steps.length);
     const results = await session.pollMetrics({ wait: true });
@@ -324,6 +330,86 @@ export function evaluateFixture(host, name) {
     for await (const id of session.generate(prompt, options)) sampled.push(id);
     session.close();
     return { midway, evaluation, greedy, sampled, stateHash, undisturbed, expected: run };
+  });
+}
+
+/**
+ * Training on a device without timestamps: the times come from a synchronised step, which changes nothing else.
+ *
+ * @param {Host} host
+ * @param {string} name
+ */
+export async function calibrateFixture(host, name) {
+  /** @param {readonly string[]} [features] */
+  const five = (features) =>
+    withFixture(
+      host,
+      name,
+      async ({ run, open }) => {
+        const session = await open();
+        await train(session, run, 1, 5);
+        const results = await session.pollMetrics({ wait: true });
+        const stateHash = hashOf(await session.exportState());
+        session.close();
+        return { results, stateHash };
+      },
+      features,
+    );
+  const plain = await five([]);
+  const usual = await five();
+  return { results: plain.results, stateHash: plain.stateHash, usualHash: usual.stateHash };
+}
+
+/**
+ * A plan without training programs, given the weights of another run.
+ *
+ * @param {Host} host
+ */
+export async function inferenceFixture(host) {
+  const run = /** @type {Run} */ (JSON.parse(new TextDecoder().decode(await host.read("llama/run.json"))));
+  const device = await openDevice({ gpu: host.gpu });
+  try {
+    const plan = await loadPlan((file) => host.read(`llama-inference/${file}`));
+    const session = await PlanSession.create(plan, { device, variants: {} });
+    await session.restore({ optimizerStep: 10, scaler: { scale: 1, growthCounter: 0 } }, (write) => {
+      for (const [name, values] of Object.entries(run.model)) write(name, Float32Array.from(values));
+    });
+    const evaluation = await session.evaluate(batchOf(session, run.steps[0].batches[0]));
+    const greedy = [];
+    const options = { tokens: run.greedy?.length, temperature: 0 };
+    for await (const id of session.generate(run.prompt ?? [], options)) greedy.push(id);
+    /** @type {string[]} */
+    const refused = [];
+    for (const call of [
+      () => session.begin({ dataStep: 1, targetTokens: 1, microbatches: 1 }),
+      () => session.exportState(),
+    ]) {
+      await call().catch((error) => refused.push(error.message));
+    }
+    const memory = session.memory();
+    session.close();
+    return { evaluation, greedy, refused, memory, expected: run };
+  } finally {
+    device.destroy();
+  }
+}
+
+/**
+ * A kernel that does not compile is named, with the line.
+ *
+ * @param {Host} host
+ * @param {string} name
+ */
+export function brokenFixture(host, name) {
+  return withFixture(host, name, async ({ device, plan }) => {
+    const kernel = plan.kernels.step_finalize;
+    plan.sources[kernel.source] = `${plan.sources[kernel.source]}\nfn broken() -> u32 { return 1.5f; }\n`;
+    try {
+      await PlanSession.create(plan, { device, variants: {} });
+      return { name: "none", message: "" };
+    } catch (error) {
+      return describe(error);
+    }
   });
 }
 
