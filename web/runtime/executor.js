@@ -9,6 +9,7 @@
 import { CommandStream } from "./command_stream.js";
 import { repr } from "./contracts/names.js";
 import { HybridError, LimitExceeded } from "./errors.js";
+import { choiceOf } from "./plan.js";
 import { checkPlan } from "./plan_check.js";
 import { subgroupDirective } from "./subgroups.js";
 
@@ -314,8 +315,7 @@ export class Executor {
    * @returns {Choice}
    */
   choice(dispatch) {
-    const name = dispatch.productClass ? this.choices[dispatch.productClass] : undefined;
-    return dispatch.choices.find((choice) => choice.variant === name) ?? dispatch.choices[0];
+    return choiceOf(dispatch, this.choices);
   }
 
   // Running

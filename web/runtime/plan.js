@@ -221,6 +221,18 @@ export class Plan {
 }
 
 /**
+ * The choice of a dispatch when `variants` says which variant of each product class to take.
+ *
+ * @param {Dispatch} dispatch
+ * @param {Record<string, string>} variants
+ * @returns {Choice}
+ */
+export function choiceOf(dispatch, variants) {
+  const name = dispatch.productClass ? variants[dispatch.productClass] : undefined;
+  return dispatch.choices.find((choice) => choice.variant === name) ?? dispatch.choices[0];
+}
+
+/**
  * Read a plan's folder: `plan.json` and `<sha256>.bin` for each constant.
  *
  * @param {ReadFile} read

@@ -571,7 +571,8 @@ export class PlanSession {
 async function rememberedVariants(executor, { storage, progress, clock }) {
   const cache = new VariantCache(storage ?? (await privateStorage("hybrid")), executor.device, executor.plan.precision);
   const known = await cache.read();
-  const variants = await chooseVariants(executor, known, { progress, clock });
+  const programs = executor.plan.trains ? TRAINING_PROGRAMS : [];
+  const variants = await chooseVariants(executor, known, { programs, progress, clock });
   const timed = Object.entries(variants).filter(([name, variant]) => known[name] !== variant);
   if (timed.length) await cache.add(Object.fromEntries(timed));
   return variants;

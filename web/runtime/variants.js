@@ -6,6 +6,7 @@
  */
 
 import { isObject } from "./contracts/values.js";
+import { choiceOf } from "./plan.js";
 import { sha256 } from "./sha256.js";
 
 /** @import {Device} from "./device.js" */
@@ -23,16 +24,18 @@ const HOPELESS = 3; // times the best of the first round
 
 /**
  * Product class -> name of the fastest variant. Classes that `known` has no usable answer for are timed, on the plan's
- * own (still empty) arenas.
+ * own (still empty) arenas. Kernels that `programs` use in any case are compiled beside the candidates, which keeps all
+ * of the browser's compiler threads busy.
  *
  * @param {Executor} executor
  * @param {Record<string, string>} known
  * @param {object} [options]
+ * @param {readonly string[]} [options.programs]
  * @param {Progress} [options.progress]
  * @param {() => number} [options.clock] seconds
  * @returns {Promise<Record<string, string>>}
  */
-export async function chooseVariants(executor, known, { progress, clock = seconds } = {}) {
+export async function chooseVariants(executor, known, { programs = [], progress, clock = seconds } = {}) {
   /** @type {Record<string, string>} */
   const chosen = {};
   /** @type {[string, Dispatch][]} */
@@ -41,10 +44,13 @@ export async function chooseVariants(executor, known, { progress, clock = second
     if (dispatch.choices.some(({ variant }) => variant === known[name])) chosen[name] = known[name];
     else missing.push([name, dispatch]);
   }
-  await executor.compile(
-    missing.flatMap(([, dispatch]) => dispatch.choices.map(({ kernel }) => kernel)),
-    progress,
-  );
+  const untimed = new Set(missing.map(([name]) => name));
+  const certain = programs
+    .flatMap((name) => executor.plan.dispatches(name))
+    .filter(({ productClass }) => !untimed.has(productClass))
+    .map((dispatch) => choiceOf(dispatch, chosen).kernel);
+  const candidates = missing.flatMap(([, dispatch]) => dispatch.choices.map(({ kernel }) => kernel));
+  await executor.compile([...candidates, ...certain], progress);
   for (const [done, [name, dispatch]] of missing.entries()) {
     progress?.("timing kernel variants", done, missing.length);
     const times = await timeChoices(executor, dispatch, clock);
