@@ -85,7 +85,7 @@ fn main(@builtin(local_invocation_index) thread: u32) {
   ring[row + 9u] = bad.y;
   ring[row + 10u] = step_state[OPTIMIZER_STEP];
   ring[row + 11u] = growth;
-  ring[row + 12u] = bitcast<u32>(next_scale);
+  ring[row + 12u] = bitcast<u32>(select(1.0, next_scale, enabled));
   ring[row + 13u] = 0u;
   ring[row + 14u] = 0u;
   ring[row + 15u] = 0u;

@@ -44,7 +44,7 @@ class StepResult:
     grad_norm: float | None  # unscaled, before clipping; None when not finite
     clip_factor: float  # what the gradients were multiplied by (1 when not clipped)
     loss_scale: float  # the scale used in this step
-    loss_scale_after: float
+    loss_scale_after: float  # of the next step; 1, as loss_scale, where scaling is off
     growth_counter: int
     overflow: bool  # a gradient or f16 store was not finite: the optimizer was skipped
     loss_overflow: bool
