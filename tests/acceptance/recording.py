@@ -23,6 +23,7 @@ from common import RESULTS, commit, machine  # noqa: E402
 FILE = RESULTS / "acceptance.json"
 
 _found: dict[str, dict[str, Any]] = {}
+_commit = commit()  # now, before the tests: the tree may move on while they run
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
@@ -38,7 +39,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         return
     words = [str(word) for word in session.config.invocation_params.args]
     facts = {
-        "commit": commit(),
+        "commit": _commit,
         "command": shlex.join(["python", "-m", "pytest", *words]),
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
