@@ -50,12 +50,13 @@ def machine() -> dict[str, Any]:
     return {"processor": model or platform.processor(), "cores": os.cpu_count(), "python": platform.python_version()}
 
 
-def save_result(name: str, result: dict[str, Any], made_by: str | None = None) -> Path:
-    """Write results/NAME.json: the result with commit, command (this one, or `made_by`), machine and time."""
+def save_result(name: str, result: dict[str, Any], made_by: str | None = None, measured: str | None = None) -> Path:
+    """Write results/NAME.json: the result with commit (today's, or the one that was `measured`), command (this one, or
+    `made_by`), machine and time."""
     RESULTS.mkdir(parents=True, exist_ok=True)
     path = RESULTS / f"{name}.json"
     document = {
-        "commit": commit(),
+        "commit": measured or commit(),
         "command": made_by or command(),
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "machine": machine(),

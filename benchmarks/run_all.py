@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from common import RESULTS, ROOT, run_json, save_result
+from common import RESULTS, ROOT, commit, run_json, save_result
 
 BENCHMARKS: dict[str, list[str]] = {
     "peak": ["peak.py"],
@@ -25,12 +25,13 @@ BENCHMARKS: dict[str, list[str]] = {
 def run(name: str) -> list[str]:
     """Run one benchmark and write its result; what went wrong."""
     script, *options = BENCHMARKS[name]
+    measured = commit()  # the tree may move on meanwhile
     try:
         result = run_json([sys.executable, str(ROOT / "benchmarks" / script), *options, "--json"])
     except SystemExit as error:
         return [f"{name}: {error}"]
     words = " ".join([f"benchmarks/{script}", *options, "--json"])
-    path = save_result(name, result, f"python {words}")
+    path = save_result(name, result, f"python {words}", measured)
     print(f"{name}: {path.relative_to(ROOT)}")
     return [f"{name}: not kept: {text}" for text, kept in result.get("promises", {}).items() if not kept]
 
