@@ -105,6 +105,16 @@ def test_an_unknown_key_names_itself_its_value_its_origin_and_the_nearest_key() 
         ("model.schedule=[0, -1]", "model.schedule"),
         ("model.norm=rmsnorm", "expected 'rms_norm' or 'layer_norm'; did you mean 'rms_norm'?"),
         ("run.name=a/b", "String should match pattern"),
+        ("run.steps=9007199254740992", "a whole number of at most 2^53 - 1"),
+        ("data.maxBytes=9223372036854775807", "a whole number of at most 2^53 - 1"),
+        ("optimizer.lr=1e300", "a number that float32 can hold"),
+        ("optimizer.eps=1e-300", "a number that float32 can hold"),
+        ("sampling.temperature=5e-324", "a number that float32 can hold"),
+        ('data.source=[""]', "data.source = "),
+        ('data.cacheDir="a\\u0000b"', "a path without NUL characters"),
+        ("model.width=" + "9" * 5000, "--set"),
+        ("model.width=" + "[" * 5000, "not valid TOML"),
+        ("a" + ".a" * 3000 + "=1", "nested more than 32 levels deep"),
     ],
 )
 def test_a_value_of_another_kind_names_key_value_and_expectation(assignment: str, expected: str) -> None:
@@ -128,6 +138,13 @@ def test_an_unknown_preset_is_refused_with_the_nearest_name() -> None:
         ("a.json", "[]", "expected an object"),
         ("a.yaml", "", "expected a name ending in .toml or .json"),
         ("missing.toml", None, "there is no such file"),
+        ("a.json", '{"run": {"steps": 1, "steps": 7}}', "the key 'steps' appears twice"),
+        ("a.json", '{"run": {"steps": ' + "9" * 5000 + "}}", "not valid JSON"),
+        ("a.toml", "[run]\nsteps = " + "9" * 5000, "not valid TOML"),
+        ("a.json", '{"a":' * 5000 + "1" + "}" * 5000, "not valid JSON"),
+        ("a.json", '{"a":' * 500 + "1" + "}" * 500, "nested more than 32 levels deep"),
+        ("a.toml", "a = " + "[" * 5000, "not valid TOML"),
+        ("a.toml", "a." * 5000 + "a = 1", "nested more than 32 levels deep"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str, text: str | None, message: str) -> None:
@@ -136,6 +153,26 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str, text: st
     with pytest.raises(ConfigError, match=message) as caught:
         load_config(tmp_path / name)
     assert name in str(caught.value)
+
+
+def test_an_empty_preset_is_not_the_default_one(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text('preset = ""')
+    with pytest.raises(ConfigError, match="unknown preset ''"):
+        load_config(tmp_path / "a.toml")
+
+
+def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path: Path) -> None:
+    for name, text in (("a.toml", "[run]\nsteps = 7\n"), ("a.json", '{"run": {"steps": 7}}')):
+        (tmp_path / name).write_text(text, encoding="utf-8-sig")
+        assert load_config(tmp_path / name).run.steps == 7
+
+
+def test_a_message_does_not_repeat_a_megabyte(tmp_path: Path) -> None:
+    assert len(refusal("run.name=" + "x/" * 500_000)) < 1000
+    (tmp_path / "a.toml").write_text("k" * 1_000_000 + " = 1\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(tmp_path / "a.toml")
+    assert len(str(caught.value)) < 1000
 
 
 def test_a_saved_run_is_the_base_of_its_continuation() -> None:

@@ -15,6 +15,7 @@ from hybrid.config.tree import RunConfig
 from hybrid.errors import ConfigError
 
 DEFAULT_PRESET = "stdlib-tiny"
+MOST_LEVELS = 32  # of nesting; the tree itself has four
 
 Settings = dict[str, Any]
 
@@ -38,7 +39,7 @@ def load_config(
     if base is not None and preset is None and file is None:
         layers.append(("the saved run", dict(base)))
     else:
-        name = preset or named or DEFAULT_PRESET
+        name = preset if preset is not None else DEFAULT_PRESET if named is None else named
         if not isinstance(name, str):
             raise ConfigError(
                 f"configuration key preset = {name!r} ({file}): expected one of {', '.join(preset_names())}"
@@ -86,17 +87,18 @@ def read_file(path: Path) -> Settings:
     if path.suffix not in (".toml", ".json"):
         raise ConfigError(f"configuration file {path}: expected a name ending in .toml or .json, got {path.suffix!r}")
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # editors on Windows begin a file with a byte order mark
     except FileNotFoundError:
         raise ConfigError(f"configuration file {path}: there is no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"configuration file {path}: cannot be read: {error}") from None
     try:
-        settings = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
-    except (tomllib.TOMLDecodeError, json.JSONDecodeError) as error:
+        settings = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text, object_pairs_hook=_object)
+    except (ValueError, RecursionError) as error:  # also an integer of too many digits, and brackets without end
         raise ConfigError(f"configuration file {path}: not valid {path.suffix[1:].upper()}: {error}") from None
     if not isinstance(settings, dict):
         raise ConfigError(f"configuration file {path}: expected an object of sections, got {type(settings).__name__}")
+    _check_depth(settings, f"configuration file {path}")
     return settings
 
 
@@ -106,7 +108,9 @@ def parse_assignment(text: str) -> Settings:
     parts = [part.strip() for part in key.split(".")]
     if not separator or not all(parts):
         raise ConfigError(f"--set {text!r}: expected KEY=VALUE, such as --set model.width=256")
-    return _nested(parts, _parse_value(text, value.strip()))
+    settings = _nested(parts, _parse_value(text, value.strip()))
+    _check_depth(settings, f"--set {text[:60]!r}")
+    return settings
 
 
 def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> Settings:
@@ -123,11 +127,32 @@ def _parse_value(text: str, value: str) -> Any:
         return None
     try:
         parsed = tomllib.loads(f"value = {value}")
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         if value[:1] in tuple("\"'[{"):
             raise ConfigError(f"--set {text!r}: the value is not valid TOML: {error}") from None
         return value
     return parsed["value"] if len(parsed) == 1 else value
+
+
+def _object(pairs: list[tuple[str, Any]]) -> Settings:
+    """Of two equal keys JSON would keep the last and say nothing; TOML refuses them by itself."""
+    settings = dict(pairs)
+    if len(settings) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"the key {twice!r} appears twice in one object")
+    return settings
+
+
+def _check_depth(settings: Settings, where: str) -> None:
+    """ConfigError for tables within tables within tables: what follows walks them one inside the other."""
+    level: list[Any] = [settings]
+    for _ in range(MOST_LEVELS):
+        inner = [part.values() if isinstance(part, dict) else part for part in level]
+        level = [part for parts in inner for part in parts if isinstance(part, (dict, list))]
+        if not level:
+            return
+    raise ConfigError(f"{where}: nested more than {MOST_LEVELS} levels deep")
 
 
 def _plain_name(stem: str) -> str:

@@ -13,6 +13,7 @@ from hybrid.config.tree import RunConfig, Section
 from hybrid.errors import ConfigError
 
 Path = tuple[str, ...]
+SHOWN = 200  # characters of a key or value in a message
 
 # Names that other trainers use for our settings; only for hints.
 _ELSEWHERE = {
@@ -97,9 +98,9 @@ def _key_path(location: tuple[int | str, ...]) -> Path:
 
 
 def _describe(path: Path, problems: list[dict[str, Any]], origins: Mapping[Path, str]) -> str:
-    name = ".".join(path)
+    name = _cut(".".join(path))
     origin = next((origins[path[:n]] for n in range(len(path), 0, -1) if path[:n] in origins), None)
-    where = f" ({origin})" if origin else ""
+    where = f" ({_cut(origin)})" if origin else ""
     if problems[0]["type"] == "extra_forbidden":
         return f"unknown configuration key {name} = {_show(problems[0]['input'])}{where}: {_hint(path)}"
     expected = " or ".join(dict.fromkeys(_expected(problem) for problem in problems))
@@ -151,6 +152,10 @@ def _expected(problem: dict[str, Any]) -> str:
 
 def _show(value: Any) -> str:
     try:
-        return json.dumps(value, ensure_ascii=False)
+        return _cut(json.dumps(value, ensure_ascii=False))
     except (TypeError, ValueError):
-        return repr(value)
+        return _cut(repr(value))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}... ({len(text)} characters)"

@@ -9,15 +9,40 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-Count = Annotated[int, Field(ge=1)]
-Whole = Annotated[int, Field(ge=0)]
-Positive = Annotated[float, Field(gt=0)]
-NotNegative = Annotated[float, Field(ge=0)]
+LARGEST_INTEGER = 2**53 - 1  # that every runtime and every file holds exactly
+FLOAT32_LEAST, FLOAT32_MOST = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # normal numbers; devices flush smaller ones to 0
+
+
+def _exact(value: int) -> int:
+    if value > LARGEST_INTEGER:
+        raise ValueError("a whole number of at most 2^53 - 1")
+    return value
+
+
+def _float32(value: float) -> float:
+    """Devices compute in float32: 1e-300 would be 0 there, and 1e300 infinite."""
+    if value and not FLOAT32_LEAST <= value <= FLOAT32_MOST:
+        raise ValueError(f"a number that float32 can hold, {FLOAT32_LEAST:.3g} to {FLOAT32_MOST:.3g}")
+    return value
+
+
+def _path(value: str) -> str:
+    if "\0" in value:
+        raise ValueError("a path without NUL characters")
+    return value
+
+
+Count = Annotated[int, Field(ge=1), AfterValidator(_exact)]
+Whole = Annotated[int, Field(ge=0), AfterValidator(_exact)]
+Positive = Annotated[float, Field(gt=0), AfterValidator(_float32)]
+NotNegative = Annotated[float, Field(ge=0), AfterValidator(_float32)]
 Share = Annotated[float, Field(ge=0, lt=1)]
-Names = Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
+FilePath = Annotated[str, AfterValidator(_path)]
+Name = Annotated[FilePath, Field(min_length=1)]
+Names = Annotated[tuple[Name, ...], Field(strict=False, min_length=1)]
 LayerOrder = Annotated[tuple[Whole, ...], Field(strict=False, min_length=1)]
 
 
@@ -85,7 +110,7 @@ class TokenizerSection(Section):
 
     type: Literal["bytes", "characters", "bpe"] = "bytes"
     """bytes: the 256 byte values. characters: those of the corpus. bpe: trained on the corpus, or loaded from path."""
-    path: str | None = None
+    path: FilePath | None = None
     """A tokenizer.json to load (bpe only). null: train one on the corpus."""
     vocabulary_size: Count = 4096
     """Entries of a tokenizer that is trained here (bpe only)."""
@@ -116,11 +141,11 @@ class SamplesSection(Section):
 class DataSection(Section):
     """Text, tokens and batches."""
 
-    source: Annotated[str, Field(min_length=1)] | Names = "stdlib"
+    source: Name | Names = "stdlib"
     """`stdlib` (the sources of the running Python's standard library), or a text file, folder or list of them."""
-    store: str | None = None
+    store: FilePath | None = None
     """A token store made by `hybrid data build`, instead of source and tokenizer. null: build one, kept in cacheDir."""
-    cache_dir: str | None = None
+    cache_dir: FilePath | None = None
     """Where built token stores are kept. null: `hybrid` in the user's cache folder."""
     field: str = "text"
     """The key of the text in the objects of a JSON Lines file."""
