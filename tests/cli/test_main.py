@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 
@@ -66,6 +67,9 @@ def test_a_traceback_is_for_those_who_ask(capsys: pytest.CaptureFixture[str], mo
             "hybrid: internal error: ValueError: odd\n  run it again with --debug for the traceback\n",
         ),
         (KeyboardInterrupt(), 130, "hybrid: interrupted\n"),
+        (OSError(28, "No space left on device", "runs/x"), 1, "hybrid: runs/x: No space left on device\n"),
+        (MemoryError(), 1, "hybrid: out of memory (no size is known): a smaller model, batch or sequence needs less\n"),
+        (ConfigError("the key \x1b[2J"), 2, "hybrid: the key \ufffd[2J\n"),
     ],
 )
 def test_every_error_has_its_exit_code(
@@ -107,3 +111,20 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     command = f"'{sys.executable}' -m hybrid doctor --json | head -c 1 >/dev/null; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     assert done.stdout == "0\n" and "Traceback" not in done.stderr and "BrokenPipe" not in done.stderr
+
+
+def test_any_text_can_be_printed_whatever_the_encoding() -> None:
+    code = (
+        "import sys; from hybrid.cli.main import main; sys.argv = ['hybrid']; main(['train', '--preset', 'é\\udcff'])"
+    )
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii:strict"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert done.stderr.startswith("hybrid: unknown preset '\\xe9\\udcff'") and "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a shell that closes a stream")
+def test_closed_output_is_no_error() -> None:
+    command = f"'{sys.executable}' -m hybrid checkpoint list /nowhere --json >&- 2>&-; echo $?"
+    assert subprocess.run(["bash", "-c", command], capture_output=True, text=True).stdout == "1\n"
+    command = f"'{sys.executable}' -m hybrid train --preset x --json >&-; echo $? >&2"
+    assert subprocess.run(["bash", "-c", command], capture_output=True, text=True).stderr.splitlines()[-1] == "2"

@@ -59,6 +59,36 @@ def test_an_error_in_json_mode_is_an_event_as_well(here: Path, capsys: pytest.Ca
     assert json.loads(capsys.readouterr().out)["error"] == "ConfigError"
 
 
+def test_what_the_machine_refuses_is_an_event_too(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "file").write_text("")
+    assert train("--json", "--run-dir", "file/run") == 1
+    out, err = capsys.readouterr()
+    assert json.loads(out)["event"] == "error" and json.loads(out)["exitCode"] == 1
+    assert err.startswith("hybrid: file") and "internal error" not in err
+
+
+def test_a_run_can_be_named_from_within(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert train("--steps", "2") == 0
+    monkeypatch.chdir(here / "runs" / "micro" / "checkpoints" / "step-00000002")
+    assert main(["train", "--resume", ".", "--steps", "3"]) == 0
+    assert run_file(here / "runs", "micro")["step"] == 3
+
+
+def test_a_prompt_that_is_not_utf8_is_kept(here: Path) -> None:
+    (here / "odd.json").write_text(
+        json.dumps({**json.loads((here / "micro.json").read_text()), "sampling": {"prompt": "\udcff"}})
+    )
+    assert main(["train", "odd.json", "--steps", "1"]) == 0
+    assert run_file(here / "runs", "micro")["config"]["sampling"]["prompt"] == "\udcff"
+
+
+@pytest.mark.parametrize("text", ["{", "[" * 100_000, '{"format": "hybrid.run", "version": 1, "config": 5}'])
+def test_a_run_file_that_makes_no_sense_is_a_usage_error(here: Path, text: str) -> None:
+    (here / "run").mkdir()
+    (here / "run" / "run.json").write_text(text)
+    assert main(["train", "--run-dir", "run"]) == 2
+
+
 def test_a_refusal_shows_the_table_and_how_to_go_on(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train("--steps", "2")
     capsys.readouterr()

@@ -173,6 +173,29 @@ def test_the_time_limit_is_a_stop(tmp_path: Path) -> None:
     assert outcome.message.startswith("stopped (run.maxHours = 1.5 is over), saved at step 4; start it again")
 
 
+def test_a_stop_after_the_last_step_leaves_the_evaluation_to_the_next_start(tmp_path: Path) -> None:
+    settings = ("run.steps=4", "evaluation.every=4")
+    run(tmp_path, *settings, run="undisturbed")
+    stop = StopFlag()
+    view = Recorder(
+        lambda kind, facts: stop.request("test") if (kind, facts.get("phase")) == ("phase", "evaluate") else None
+    )
+    assert run(tmp_path, *settings, view=view, stop=stop).status == "stopped"
+    assert not list(read_rows(tmp_path / "run" / "validation.jsonl"))
+    assert run(tmp_path, *settings).status == "finished" == run_file(tmp_path)["status"]
+    rows, wanted = (list(read_rows(tmp_path / name / "validation.jsonl")) for name in ("run", "undisturbed"))
+    assert rows == wanted and [row["step"] for row in rows] == [4]
+
+
+def test_leftovers_of_a_killed_save_are_removed_when_the_run_goes_on(tmp_path: Path) -> None:
+    run(tmp_path, "run.steps=2")
+    leftover = tmp_path / "run" / "checkpoints" / ".tmp-step-00000003-1-2-3"
+    leftover.mkdir()
+    (leftover / "model.safetensors").write_bytes(b"half")
+    run(tmp_path, "run.steps=4")
+    assert not leftover.exists()
+
+
 def test_a_stop_at_step_zero_saves_nothing(tmp_path: Path) -> None:
     stop = StopFlag()
     view = Recorder(lambda kind, facts: stop.request("a test") if kind == "run" else None)

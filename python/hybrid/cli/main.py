@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import io
 import os
 import pkgutil
 import sys
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 
 from hybrid import __version__
 from hybrid.cli import commands
 from hybrid.cli.parser import Parser
 from hybrid.errors import EXIT_DONE, EXIT_FAILED, EXIT_USAGE, HybridError
+from hybrid.training.view import printable
 
 # The order of the help text. Every module of `hybrid.cli.commands` is a command; those not named here follow by name.
 # Each has `register(subparsers)`, which adds its parser with `hybrid.cli.parser.add_command` and sets `run`, a
@@ -46,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words or bool(os.environ.get("HYBRID_DEBUG"))
+    _prepare_output()
     try:
         parser = build_parser()
         parsed = parser.parse(words)
@@ -55,7 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code: int = parsed.run(parsed)
         return code
     except HybridError as error:
-        print(f"hybrid: {error}", file=sys.stderr)
+        # The text may quote a file that a stranger made.
+        print(f"hybrid: {printable(str(error))}", file=sys.stderr)
         if debug:
             traceback.print_exc()
         return error.exit_code
@@ -67,6 +72,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("hybrid: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
+    except (OSError, MemoryError) as error:
+        # The machine's fault and not the program's: a disk that is full, a folder without permission.
+        print(f"hybrid: {_machine_problem(error)}", file=sys.stderr)
+        if debug:
+            traceback.print_exc()
+        return EXIT_FAILED
     except Exception as error:
         print(f"hybrid: internal error: {type(error).__name__}: {error}", file=sys.stderr)
         if debug:
@@ -74,3 +85,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             print("  run it again with --debug for the traceback", file=sys.stderr)
         return EXIT_FAILED
+
+
+def _prepare_output() -> None:
+    """Standard output and error that take any text: one that was closed becomes the null device (Python has None for
+    it), and characters that the terminal's encoding lacks are written as escapes."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 (open until the end)
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _machine_problem(error: OSError | MemoryError) -> str:
+    if isinstance(error, MemoryError):
+        return f"out of memory ({str(error) or 'no size is known'}): a smaller model, batch or sequence needs less"
+    place = f"{error.filename}: " if error.filename is not None else ""
+    return printable(f"{place}{error.strerror or error}")

@@ -77,7 +77,7 @@ def _lines(path: Path) -> Iterator[tuple[bytes, Row]]:
                 return
             try:
                 row = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 return
             if not isinstance(row, dict) or not isinstance(row.get("step"), int):
                 return

@@ -30,7 +30,8 @@ class RunFile:
         """Set top-level keys and write the file."""
         self.facts.update(facts)
         temporary = self.path.with_suffix(".json.tmp")
-        with temporary.open("w", encoding="utf-8") as file:
+        # The escape of a lone surrogate (a byte of a file name that is not UTF-8, say) is one that JSON knows.
+        with temporary.open("w", encoding="utf-8", errors="backslashreplace") as file:
             json.dump(self.facts, file, indent=2, ensure_ascii=False, allow_nan=False)
             file.write("\n")
             file.flush()
@@ -45,7 +46,7 @@ def read_run_file(run_dir: Path) -> Facts | None:
         facts = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: cannot be read ({error}); restore it, or choose another --run-dir") from None
     if not isinstance(facts, dict) or facts.get("format") != FORMAT:
         raise ConfigError(f"{path}: expected an object with format {FORMAT!r}; is this a run folder of hybrid?")
@@ -53,6 +54,9 @@ def read_run_file(run_dir: Path) -> Facts | None:
         raise ConfigError(
             f"{path}: version {facts.get('version')!r} is not known; this program reads version {VERSION}"
         )
+    for key in ("config", "resumedFrom"):
+        if not isinstance(facts.get(key) or {}, dict):
+            raise ConfigError(f"{path}: {key} is {facts[key]!r:.80}, expected an object; restore the file")
     return facts
 
 

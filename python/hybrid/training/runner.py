@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -38,7 +38,7 @@ from hybrid.training.metrics_log import (
 from hybrid.training.outcome import Outcome, already_finished, status_of
 from hybrid.training.plot import loss_plot
 from hybrid.training.resume import Start, find_start
-from hybrid.training.run_files import RunFile, read_run_file
+from hybrid.training.run_files import Facts, RunFile, read_run_file
 from hybrid.training.saving import Saver
 from hybrid.training.start import Prepared, Request, Services, prepare_run, settings_of
 from hybrid.training.tensorboard import TensorBoard
@@ -62,7 +62,7 @@ def train(request: Request, services: Services) -> Outcome:
         begun = False
         try:
             prepared, store = prepare_run(request, services)
-            begun = prepared.start.step < prepared.steps
+            begun = prepared.start.step < prepared.steps or _lacks_its_end(existing, prepared)
             if begun:
                 with Trainer(request, services, prepared, store, record) as trainer:
                     outcome = trainer.run()
@@ -224,7 +224,7 @@ class Trainer:
             self.saver.wait()
             if self.saver.saved:
                 start = find_start("auto", self.run_dir, self.store)
-        elif start.ref is None:
+        else:
             self.store.clean()
         session = self.services.new_session(self.config)
         state = {}
@@ -352,16 +352,22 @@ class Trainer:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         with contextlib.ExitStack() as stack:
-            stack.callback(self._draw)
+            stack.callback(_close, self._draw, error)
             for resource in (self.session, self.saver, self.loader, self.metrics, self.validation, self.board):
                 if resource is not None:
-                    stack.callback(_close, resource, error)
+                    stack.callback(_close, resource.close, error)
 
     def _draw(self) -> None:
         train = [(row["step"], row["total_loss"]) for row in read_rows(self.metrics.path) if not row["loss_overflow"]]
         validation = [(row["step"], row["loss"]) for row in read_rows(self.validation.path)]
         if train:
             (self.run_dir / PLOT).write_text(loss_plot(self.config.run.name, train, validation), encoding="utf-8")
+
+
+def _lacks_its_end(existing: Facts | None, prepared: Prepared) -> bool:
+    """Whether a run was stopped or killed after its last step: the evaluation at the end is still to be made."""
+    ended = existing is None or existing.get("status") not in ("running", "stopped", "failed")
+    return not ended and prepared.start.step == prepared.steps
 
 
 @contextmanager
@@ -377,12 +383,10 @@ def _no_automatic_collection() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _close(
-    resource: Saver | DataLoader | JsonLines | TensorBoard | TrainingSession, error: BaseException | None
-) -> None:
+def _close(close: Callable[[], object], error: BaseException | None) -> None:
     """Close, and keep the error that ended the run in front."""
     try:
-        resource.close()
+        close()
     except Exception as late:
         if error is None:
             raise

@@ -54,7 +54,6 @@ def register(subparsers: Subparsers) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run the command; the exit code."""
     from hybrid.cli.views import choose_view
-    from hybrid.errors import HybridError
     from hybrid.training.dry_run import dry_run, dry_run_text
     from hybrid.training.runner import train
     from hybrid.training.signals import StopFlag
@@ -73,7 +72,9 @@ def run(arguments: argparse.Namespace) -> int:
                 print(dry_run_text(facts))
             return 0
         return train(request, services).exit_code
-    except HybridError as error:
+    except BrokenPipeError:
+        raise  # nobody reads any more
+    except Exception as error:
         if arguments.json:
             view.event("error", error_facts(error))
         raise
@@ -121,8 +122,10 @@ def place_of(path: Path) -> tuple[Path, Any]:
     from hybrid.checkpoint import finding
 
     ref = finding.resolve(path)
-    owner = ref.path.parent.parent
-    newest = finding.newest(ref.path.parent)
-    if newest is not None and newest.path == ref.path:
+    # A path such as `.` has no parents that could be named.
+    place = ref.path if len(ref.path.parts) > 2 and ".." not in ref.path.parts else ref.path.resolve()
+    owner = place.parent.parent
+    newest = finding.newest(place.parent)
+    if newest is not None and newest.path == place:
         return owner, "auto"
-    return owner.with_name(f"{owner.name}-from-{ref.step}"), ref.path
+    return owner.with_name(f"{owner.name}-from-{ref.step}"), place
