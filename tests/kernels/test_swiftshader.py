@@ -34,8 +34,8 @@ def test_every_f32_kernel_test_passes_under_swiftshader(tmp_path):
             passed.append(case.get("name"))
         else:
             skipped[case.get("name")] = reason.get("message")
-    # Nothing but f16 and products that need wider subgroups may be missing, and half of the tests are f32: a driver that
-    # skips its way through is noticed.
+    # Nothing but f16 and products that need wider subgroups may be missing, and half of the tests are f32: a driver
+    # that skips its way through is noticed.
     allowed = ("lacks shader-f16", "has subgroups of less than")
     assert {reason for reason in skipped.values() if not any(known in reason for known in allowed)} == set()
     assert all("SwiftShader" in reason for reason in skipped.values())
