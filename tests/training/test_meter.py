@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from hybrid.config.tree import RunConfig
 from hybrid.training.meter import Meter
 from training.micro import Recorder, entries, run
 from training.sessions import FakeClock, TimedSession
@@ -28,16 +30,36 @@ def test_the_rate_is_that_of_the_recent_steps_without_pauses() -> None:
     assert meter.eta_seconds(6) == pytest.approx(6 * 371 / 3), "what is left includes evaluation and saving"
 
 
-def test_throughput_leaves_out_evaluation_samples_and_saving(tmp_path: Path) -> None:
+def test_what_came_before_the_first_step_is_no_time_of_the_loop() -> None:
+    clock = FakeClock()
+    meter = Meter(clock)
+    with meter.stopped():
+        clock.seconds += 90
+    for _ in range(4):
+        clock.seconds += 0.5
+        meter.step(100)
+    with meter.stopped():  # a device was lost, and a new one is set up
+        clock.seconds += 90
+    assert meter.tokens_per_second == 200 and meter.step_milliseconds == 500
+    assert meter.seconds == meter.training_seconds == 2 and meter.eta_seconds(8) == 4
+
+
+def test_throughput_leaves_out_set_up_evaluation_samples_and_saving(tmp_path: Path) -> None:
     clock, view = FakeClock(), Recorder()
+
+    def set_up(config: RunConfig, *reporting: Any) -> TimedSession:
+        clock.seconds += 90
+        return TimedSession(config, clock)
+
     run(
         tmp_path, "run.steps=20", "evaluation.every=3", "sampling.every=4", "checkpoint.every=5", "data.prefetch=0",
-        view=view, session=lambda config, *rest: TimedSession(config, clock), clocks={"clock": clock, "now": clock},
+        view=view, session=set_up, clocks={"clock": clock, "now": clock},
     )  # fmt: skip
     tokens = 4 * 16
     assert [facts["tokensPerSecond"] for facts in view.of("step")] == pytest.approx([tokens / TimedSession.STEP] * 5)
     assert [facts["stepMs"] for facts in view.of("step")] == pytest.approx([1000 * TimedSession.STEP] * 5)
     rows = entries(tmp_path)
+    assert rows[0]["tokens_per_second"] is None, "nothing was measured yet"
     assert [row["tokens_per_second"] for row in rows[1:]] == pytest.approx([tokens / TimedSession.STEP] * 19)
 
 

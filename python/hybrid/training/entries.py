@@ -171,7 +171,7 @@ class Entries:
             optimizer_ms=result.optimizer_ms,
             timing_source=result.timing_source,
             nll=None if result.loss_overflow else result.nll,
-            tokens_per_second=place.tokens_per_second,
+            tokens_per_second=place.tokens_per_second or None,
             memory_stats=host_stats(self._memory),
         )
         return metrics.build_entry(self._facts, facts, self._progress.finish_step(result.data_step), self._telemetry)

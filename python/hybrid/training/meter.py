@@ -34,6 +34,15 @@ class Meter:
             if self._pauses == 0:
                 self._paused_seconds += self._clock() - began
 
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Time inside the block does not exist: neither the rate nor the remaining time know of it."""
+        began = self._clock()
+        try:
+            yield
+        finally:
+            self._began += self._clock() - began
+
     def step(self, tokens: int) -> None:
         """A step with this many target tokens has been handed to the session."""
         self.steps += 1

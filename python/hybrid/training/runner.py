@@ -122,7 +122,8 @@ class Trainer:
         """From the starting checkpoint to the end, over as many devices as it takes."""
         while True:
             try:
-                self.session = self._open_session()
+                with self.meter.stopped():  # compiling for a minute says nothing about the steps to come
+                    self.session = self._open_session()
                 with _no_automatic_collection():
                     return self._loop(self.session)
             except DeviceLost as error:
