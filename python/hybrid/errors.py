@@ -12,6 +12,7 @@ EXIT_USAGE = 2
 EXIT_REFUSED = 3
 EXIT_ALERT = 4
 EXIT_STOPPED = 75
+EXIT_INTERRUPTED = 130
 
 
 class HybridError(Exception):

@@ -19,7 +19,7 @@ from pathlib import Path
 from hybrid import __version__
 from hybrid.cli import commands
 from hybrid.cli.parser import Parser
-from hybrid.errors import EXIT_DONE, EXIT_FAILED, EXIT_USAGE, HybridError
+from hybrid.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, HybridError
 from hybrid.training.view import printable
 
 # The order of the help text. Every module of `hybrid.cli.commands` is a command; those not named here follow by name.
@@ -27,14 +27,12 @@ from hybrid.training.view import printable
 # function of the parsed arguments that returns an exit code.
 FIRST = ("train", "sample", "evaluate", "data", "checkpoint", "doctor")
 
-EXIT_INTERRUPTED = 130
-
 
 def build_parser() -> Parser:
     """The parser of the whole command line."""
     parser = Parser(
         prog="hybrid",
-        description="Train language models in a browser tab, on any desktop GPU and on a CUDA cluster.",
+        description="Train language models on any desktop GPU, and without one on the CPU.",
         epilog="`hybrid train` without arguments trains a small model on the Python standard library's sources.",
     )
     parser.add_argument("--version", action="version", version=f"hybrid {__version__}")

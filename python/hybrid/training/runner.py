@@ -56,26 +56,30 @@ def train(request: Request, services: Services) -> Outcome:
     save).
     """
     request.run_dir.mkdir(parents=True, exist_ok=True)
-    with services.view, services.stop.installed(), locked(request.run_dir):
-        existing = read_run_file(request.run_dir)
-        record = RunFile(request.run_dir, existing)
-        begun = False
-        try:
-            prepared, store = prepare_run(request, services)
-            begun = prepared.start.step < prepared.steps or _lacks_its_end(existing, prepared)
-            if begun:
-                with Trainer(request, services, prepared, store, record) as trainer:
-                    outcome = trainer.run()
-            else:
-                outcome = already_finished(request.run_dir, prepared.start.step, prepared.steps)
-        except BaseException as error:
-            # A refusal before the first step leaves the record of an earlier run as it is.
-            if begun or existing is None:
-                message = str(error) or type(error).__name__
-                record.update(status=status_of(error), message=message, updatedAt=_time(services))
-            raise
+    with services.view:
+        with services.stop.installed(services.note), locked(request.run_dir):
+            outcome = _train(request, services)
         services.view.event("end", outcome.facts())
         return outcome
+
+
+def _train(request: Request, services: Services) -> Outcome:
+    existing = read_run_file(request.run_dir)
+    record = RunFile(request.run_dir, existing)
+    begun = False
+    try:
+        prepared, store = prepare_run(request, services)
+        begun = prepared.start.step < prepared.steps or _lacks_its_end(existing, prepared)
+        if not begun:
+            return already_finished(request.run_dir, prepared.start.step, prepared.steps)
+        with Trainer(request, services, prepared, store, record) as trainer:
+            return trainer.run()
+    except BaseException as error:
+        # A refusal before the first step leaves the record of an earlier run as it is.
+        if begun or existing is None:
+            message = str(error) or type(error).__name__
+            record.update(status=status_of(error), message=message, updatedAt=_time(services))
+        raise
 
 
 class Trainer:
