@@ -17,6 +17,10 @@ from hybrid.training.start import Request, Services
 from hybrid.training.view import JsonView, PlainView, View, bytes_text, duration
 from training.micro import micro_config
 
+STEP = {
+    "loss": 4.5, "lr": 1e-3, "gradNorm": 1.5, "lossScale": 1.0, "skipped": 0, "tokensPerSecond": 900.0, "stepMs": 12.0,
+    "memoryBytes": 2**20, "epoch": 0, "alerts": [],
+}  # fmt: skip
 SETTINGS = ("run.steps=8", "evaluation.every=4", "sampling.every=8", "sampling.tokens=4")
 
 
@@ -38,6 +42,7 @@ def test_plain_lines_say_the_same_in_words(tmp_path: Path) -> None:
     out = io.StringIO()
     show(tmp_path, PlainView(out))
     text = out.getvalue()
+    assert text.startswith("reading the data\npreparing the device\nrun micro in ")
     for part in (
         "run micro in ",
         "step 4/8  loss ",
@@ -66,6 +71,19 @@ def test_the_live_view_shows_numbers_curve_and_sample(tmp_path: Path) -> None:
     ):
         assert part in text
     assert any(block in text for block in "▁▂▃▄▅▆▇█")
+
+
+def test_the_live_view_leaves_how_far_a_stopped_run_came() -> None:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=100, height=40, color_system=None)
+    with LiveView(console) as view:
+        view.event("phase", {"phase": "warm-up"})
+        view.event("progress", {"stage": "compiling kernels", "done": 3, "total": 25})
+        view.event("step", {**STEP, "step": 10, "steps": 60, "etaSeconds": 77.0})
+        view.event("phase", {"phase": "save"})
+        view.event("end", {"status": "stopped", "step": 14, "steps": 60, "message": "stopped, saved at step 14"})
+    bar = next(line for line in reversed(out.getvalue().splitlines()) if "14/60" in line)
+    assert "stopped" in bar and "left" not in bar and "kernels" not in bar
 
 
 def test_the_live_view_takes_markup_in_a_sample_as_text() -> None:

@@ -7,7 +7,7 @@ from types import TracebackType
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -23,10 +23,11 @@ class LiveView(QuietView):
     def __init__(self, console: Console) -> None:
         self._console = console
         self._progress = Progress(
-            TextColumn("{task.description}"), BarColumn(bar_width=None), MofNCompleteColumn(),
-            TextColumn("{task.fields[eta]}"), console=console, expand=True,
+            SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=None),
+            TextColumn("{task.fields[count]}"), TextColumn("{task.fields[eta]}"), console=console, expand=True,
         )  # fmt: skip
-        self._task = self._progress.add_task("starting", total=None, eta="")
+        self._begun = False  # whether the bar is that of the run, and no longer of its set-up
+        self._set_up("starting", 0, None)
         self._numbers: Facts | None = None
         self._losses: list[float] = []
         self._validation: float | None = None
@@ -44,29 +45,50 @@ class LiveView(QuietView):
 
     def event(self, kind: str, facts: Facts) -> None:
         if kind == "phase":
-            self._progress.update(self._task, description=facts["phase"])
+            self._begun = self._begun and facts["phase"] != "warm-up"  # again after a lost device
+            if self._begun:
+                self._progress.update(self._progress.task_ids[0], description=facts["phase"])
+            else:
+                self._set_up(facts["phase"], 0, None)
         elif kind == "progress":
             total = f" of {facts['total']:,}" if facts["total"] else ""
-            self._progress.update(self._task, description=f"{facts['stage']} {facts['done']:,}{total}")
+            self._set_up(f"{facts['stage']} {facts['done']:,}{total}", facts["done"], facts["total"])
         elif kind == "step":
             self._numbers = facts
             self._losses.append(facts["loss"])
             if len(self._losses) > CURVE_POINTS:
                 self._losses = [sum(pair) / 2 for pair in zip(self._losses[::2], self._losses[1::2], strict=False)]
             eta = "" if facts["etaSeconds"] is None else f"{duration(facts['etaSeconds'])} left"
-            self._progress.update(self._task, completed=facts["step"], total=facts["steps"], eta=eta)
+            self._stand(facts, eta)
             for name in facts["alerts"]:
                 self._console.print(Text(f"alert at step {facts['step']}: {name}", style="bold red"))
         elif kind == "sample":
             self._sample = facts
         else:
-            if kind == "run":
-                self._progress.update(self._task, completed=facts["step"], total=facts["steps"])
+            if kind in ("run", "end"):
+                self._stand(facts)
             if kind == "validation":
                 self._validation = facts["loss"]
             text = event_text(kind, facts)
             if text:
                 self._console.print(Text(text))
+
+    def _stand(self, facts: Facts, eta: str = "") -> None:
+        """The bar shows how far the run is."""
+        if not self._begun:
+            self._set_up(facts.get("status", "train"), 0, facts["steps"])
+            self._begun = True
+        step, steps = facts["step"], facts["steps"]
+        self._progress.update(
+            self._progress.task_ids[0], description=facts.get("status"), completed=step, count=f"{step}/{steps}",
+            eta=eta,
+        )  # fmt: skip
+
+    def _set_up(self, what: str, done: int, total: int | None) -> None:
+        """The bar shows how far something is, and moves to and fro where nobody knows."""
+        for old in self._progress.task_ids:
+            self._progress.remove_task(old)
+        self._progress.add_task(what, completed=done, total=total, count="", eta="")
 
     def _render(self) -> RenderableType:
         parts: list[RenderableType] = [self._progress]

@@ -72,6 +72,11 @@ def event_text(kind: str, facts: Facts) -> str:
     return _TEXTS[kind](facts) if kind in _TEXTS else ""
 
 
+def _phase_text(facts: Facts) -> str:
+    """Of what may take a while before the first step shows anything."""
+    return {"data": "reading the data", "warm-up": "preparing the device"}.get(facts["phase"], "")
+
+
 def _run_text(facts: Facts) -> str:
     lines = [
         f"run {facts['name']} in {facts['runDir']}: step {facts['step']} of {facts['steps']}",
@@ -112,6 +117,7 @@ def _end_text(facts: Facts) -> str:
 
 
 _TEXTS: dict[str, Callable[[Facts], str]] = {
+    "phase": _phase_text,
     "note": lambda facts: str(facts["text"]),
     "run": _run_text,
     "step": _step_text,
