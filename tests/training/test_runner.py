@@ -83,6 +83,14 @@ def test_a_run_in_epochs_reads_every_sample_exactly_once_and_then_ends(tmp_path:
         )
 
 
+def test_a_schedule_that_no_longer_fits_the_run_is_mentioned(tmp_path: Path) -> None:
+    follows = ("schedule.totalSteps=null", "schedule.warmupSteps=4")
+    for steps, mentioned in ((4, False), (4, False), (6, True)):
+        view = Recorder()
+        run(tmp_path, *follows, f"run.steps={steps}", view=view)
+        assert any("the learning rate follows" in note["text"] for note in view.of("note")) is mentioned
+
+
 def test_evaluation_and_samples_do_not_touch_the_training(tmp_path: Path) -> None:
     view = Recorder()
     run(tmp_path, "run.steps=8", run="plain")

@@ -66,7 +66,7 @@ def resolve(config: RunConfig, vocabulary_size: int, train_samples: int, begun: 
     if total is None and begun is not None:
         total = begun.schedule.total_steps
     if total is None:
-        total = max(1, steps - config.schedule.warmup_steps)
+        total = scheduled_steps(config, steps)
     scaling = config.loss_scaling.enabled
     resolved = config.model_copy(
         update={
@@ -92,6 +92,11 @@ def run_length(config: RunConfig, train_samples: int) -> tuple[int, int | None]:
         return config.run.steps, None
     limit = config.run.epochs * train_samples
     return -(-limit // config.data.batch_size), limit
+
+
+def scheduled_steps(config: RunConfig, steps: int) -> int:
+    """schedule.totalSteps of a run of this length: what the warm-up leaves of it, and at least one."""
+    return max(1, steps - config.schedule.warmup_steps)
 
 
 def model_config(config: RunConfig) -> ModelConfig:

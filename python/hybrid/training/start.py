@@ -15,7 +15,7 @@ from hybrid.checkpoint.manifest import Fingerprints, Hashes
 from hybrid.checkpoint.store import CheckpointStore
 from hybrid.config.contract import contract
 from hybrid.config.loading import to_settings
-from hybrid.config.resolve import check, model_config, resolve, run_length
+from hybrid.config.resolve import check, model_config, resolve, run_length, scheduled_steps
 from hybrid.config.tree import RunConfig
 from hybrid.contracts.fingerprint import identity_hashes
 from hybrid.contracts.stable_json import stable_hash
@@ -150,8 +150,8 @@ def prepare_run(request: Request, services: Services) -> tuple[Prepared, Checkpo
 def _explain_schedule(config: RunConfig, steps: int, services: Services) -> None:
     """A schedule that followed the length of the run stays as it was when the run began; say so where that matters."""
     schedule = config.schedule
-    planned = schedule.warmup_steps + (schedule.total_steps or 0)
-    if schedule.type in ("cosine", "cosine_to_min", "wsd") and planned != steps:
+    if schedule.type in ("cosine", "cosine_to_min", "wsd") and schedule.total_steps != scheduled_steps(config, steps):
+        planned = schedule.warmup_steps + (schedule.total_steps or 0)
         services.note(
             f"the learning rate follows the {planned} steps that this run began with, not the {steps} it has now; "
             "--resume never begins a new run, and --set schedule.totalSteps=N with --accept-change changes this one"
