@@ -46,6 +46,7 @@ def poisoned() -> np.ndarray:
         ),
         (lambda s: s.model.update(a=np.ones((2, 3))), r"'a' is float64 \[2, 3\]"),
         (lambda s: s.model.update(a=poisoned()), r"'a' holds 1 non-finite value"),
+        (lambda s: s.optimizer.update({"moment2/b": -np.ones(4, np.float32)}), "'moment2/b' holds negative value"),
         (lambda s: setattr(s, "optimizer_step", -1), "optimizer step is -1"),
         (lambda s: setattr(s, "optimizer_step", 1.0), "optimizer step is 1.0"),
     ],

@@ -107,6 +107,7 @@ def test_an_unknown_key_names_itself_its_value_its_origin_and_the_nearest_key() 
         ("run.name=a/b", "String should match pattern"),
         ("run.steps=9007199254740992", "a whole number of at most 2^53 - 1"),
         ("data.maxBytes=9223372036854775807", "a whole number of at most 2^53 - 1"),
+        ("lossScaling.growthInterval=4294967296", "a whole number that 32 bits hold"),
         ("optimizer.lr=1e300", "a number that float32 can hold"),
         ("optimizer.eps=1e-300", "a number that float32 can hold"),
         ("sampling.temperature=5e-324", "a number that float32 can hold"),

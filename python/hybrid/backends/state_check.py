@@ -10,7 +10,8 @@ import numpy as np
 from hybrid.backends.protocol import SessionState
 from hybrid.errors import CheckpointCorrupt
 
-SLOTS = ("moment1", "moment2")
+SECOND_MOMENT = "moment2"  # its root is taken
+SLOTS = ("moment1", SECOND_MOMENT)
 
 
 def check_state(state: SessionState, shapes: Mapping[str, tuple[int, ...]], slots: tuple[str, ...] = SLOTS) -> None:
@@ -24,6 +25,11 @@ def check_state(state: SessionState, shapes: Mapping[str, tuple[int, ...]], slot
     _check_tensors(
         "moment", state.optimizer, {f"{slot}/{name}": shape for slot in slots for name, shape in shapes.items()}
     )
+    for name in shapes if SECOND_MOMENT in slots else ():
+        if (state.optimizer[f"{SECOND_MOMENT}/{name}"] < 0).any():
+            raise CheckpointCorrupt(
+                f"moment tensor '{SECOND_MOMENT}/{name}' holds negative value(s): it is a mean of squares"
+            )
     if isinstance(state.optimizer_step, bool) or not isinstance(state.optimizer_step, int) or state.optimizer_step < 0:
         raise CheckpointCorrupt(f"optimizer step is {state.optimizer_step!r}: expected a whole number of at least 0")
 

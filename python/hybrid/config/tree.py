@@ -22,6 +22,12 @@ def _exact(value: int) -> int:
     return value
 
 
+def _uint32(value: int) -> int:
+    if value >= 2**32:
+        raise ValueError("a whole number that 32 bits hold, at most 4294967295")
+    return value
+
+
 def _float32(value: float) -> float:
     """Devices compute in float32: 1e-300 would be 0 there, and 1e300 infinite."""
     if value and not FLOAT32_LEAST <= value <= FLOAT32_MOST:
@@ -36,6 +42,7 @@ def _path(value: str) -> str:
 
 
 Count = Annotated[int, Field(ge=1), AfterValidator(_exact)]
+DeviceCount = Annotated[int, Field(ge=1), AfterValidator(_uint32)]
 Whole = Annotated[int, Field(ge=0), AfterValidator(_exact)]
 Positive = Annotated[float, Field(gt=0), AfterValidator(_float32)]
 NotNegative = Annotated[float, Field(ge=0), AfterValidator(_float32)]
@@ -235,7 +242,7 @@ class LossScalingSection(Section):
     """Growth after growthInterval steps without overflow."""
     backoff_factor: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Change after an overflow."""
-    growth_interval: Count = 2000
+    growth_interval: DeviceCount = 2000
     overflow_check: bool = True
     """Change the scale after an overflow. Non-finite gradients never reach the weights, whatever this says."""
 

@@ -158,6 +158,8 @@ class Telemetry:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from `state()`. CheckpointCorrupt when a field is missing or of another kind."""
+        if not isinstance(state, Mapping):
+            raise CheckpointCorrupt(f"telemetry state is {state!r:.80}, expected an object")
         for name in ("loss", "stepTimeMs"):
             values = state.get(name)
             if not isinstance(values, list) or not all(is_finite_number(value) for value in values):

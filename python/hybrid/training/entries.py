@@ -12,11 +12,12 @@ from hybrid.config.loading import to_settings
 from hybrid.config.resolve import optimizer_settings
 from hybrid.contracts import metrics
 from hybrid.contracts.environment import python_environment
+from hybrid.contracts.javascript import is_finite_number
 from hybrid.contracts.memory import host_stats
 from hybrid.contracts.progress import Progress, ProgressContext
 from hybrid.contracts.provenance import build_provenance
 from hybrid.contracts.telemetry import Telemetry, TelemetrySettings, alerts
-from hybrid.errors import AlertRaised, NonFiniteError
+from hybrid.errors import AlertRaised, CheckpointCorrupt, NonFiniteError
 from hybrid.models.parameters import count_parameters
 from hybrid.optim.schedules import learning_rate
 from hybrid.training.meter import Meter
@@ -66,12 +67,15 @@ class Entries:
         self._every = config.run.log_every
         self._optimizer = optimizer_settings(config).to_dict()
         self._telemetry = Telemetry(TelemetrySettings.resolve(settings["telemetry"]))
+        elapsed = state.get("elapsedMs", 0.0)
+        if not is_finite_number(elapsed) or elapsed < 0:
+            raise CheckpointCorrupt(f"session.elapsedMs is {elapsed!r:.80}: expected a number of at least 0")
         if "telemetry" in state:
             self._telemetry.restore(state["telemetry"])
         self._progress = Progress(
             ProgressContext(steps_per_shard=prepared.steps),
             lambda: services.clock() * 1000,
-            state.get("elapsedMs", 0.0),
+            elapsed,
             lambda: services.now() * 1000,
         )
         self._facts = metrics.RunFacts(

@@ -14,10 +14,10 @@ from hybrid.checkpoint.loading import read_manifest
 from hybrid.checkpoint.manifest import Fingerprints, Manifest
 from hybrid.checkpoint.resume import check_resume
 from hybrid.checkpoint.store import CheckpointStore
-from hybrid.config.problems import parse_config
 from hybrid.config.tree import RunConfig
 from hybrid.errors import ConfigError
 from hybrid.training.run_files import read_run_file
+from hybrid.training.saved_run import check_place, saved_config
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,9 @@ def find_start(resume: Literal["auto", "never"] | Path, run_dir: Path, store: Ch
     if ref is None:
         return Start()
     manifest = read_manifest(ref.path)
-    return Start(ref, manifest, parse_config(manifest.config))
+    config = saved_config(ref.path, manifest)
+    check_place(ref.path, manifest, config)
+    return Start(ref, manifest, config)
 
 
 def _named(wanted: CheckpointRef, run_dir: Path, store: CheckpointStore) -> CheckpointRef:

@@ -39,6 +39,7 @@ from hybrid.training.outcome import Outcome, already_finished, status_of
 from hybrid.training.plot import loss_plot
 from hybrid.training.resume import Start, find_start
 from hybrid.training.run_files import Facts, RunFile, read_run_file
+from hybrid.training.saved_run import check_model
 from hybrid.training.saving import Saver
 from hybrid.training.start import Prepared, Request, Services, prepare_run, settings_of
 from hybrid.training.tensorboard import TensorBoard
@@ -236,6 +237,8 @@ class Trainer:
         self.target_tokens = 0
         if start.ref is not None and start.manifest is not None:
             loaded = self.store.load(start.ref)
+            if start.config is not None:
+                check_model(loaded, start.config)
             manifest = loaded.manifest
             session.import_state(SessionState(loaded.model, loaded.optimizer, manifest.optimizer_step, manifest.scaler))
             self.store.continue_from(loaded)

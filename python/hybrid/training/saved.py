@@ -13,6 +13,7 @@ from hybrid.config.loading import load_config
 from hybrid.config.resolve import check
 from hybrid.config.tree import RunConfig
 from hybrid.data.tokenizers import Tokenizer, load_tokenizer
+from hybrid.training.saved_run import check_model, saved_config
 from hybrid.errors import CheckpointCorrupt
 from hybrid.training.sessions import make_session
 
@@ -28,6 +29,7 @@ class SavedModel:
     def open(cls, path: Path, assignments: tuple[str, ...] = (), flags: dict[str, object] | None = None) -> SavedModel:
         """path: a run folder (its newest checkpoint) or a checkpoint. Errors: CheckpointNotFound, CheckpointCorrupt,
         ConfigError."""
+        check_model(loaded, saved_config(loaded.path, loaded.manifest))
         loaded = loading.load(finding.resolve(path).path)
         config = load_config(assignments=assignments, flags=flags, base=loaded.manifest.config)
         check(config)

@@ -1,0 +1,113 @@
+"""What a checkpoint says about its run, checked against itself.
+
+Hashes prove that nothing changed since the checkpoint was made; they hold for any content. So whoever goes on from one
+also asks whether a run can have come to this state: a cursor that points elsewhere in the data, or a config.json that
+describes another model than the settings do, would train or sample something else in silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hybrid.checkpoint.loading import LoadedCheckpoint
+from hybrid.checkpoint.manifest import CONFIG_FILE, MANIFEST_NAME, Manifest
+from hybrid.config.contract import contract
+from hybrid.config.loading import to_settings
+from hybrid.config.problems import parse_config
+from hybrid.config.resolve import check, model_config
+from hybrid.config.tree import RunConfig
+from hybrid.data.loader import BatchPlan
+from hybrid.errors import CheckpointCorrupt, ConfigError
+
+# What `config.resolve.resolve` fills in.
+_RESOLVED = {
+    "model": ("vocabularySize", "contextLength", "kvHeads", "headWidth", "feedForwardWidth", "schedule"),
+    "data": ("microbatchSize",),
+    "schedule": ("totalSteps",),
+    "lossScaling": ("enabled",),
+}
+
+
+def saved_config(folder: Path, manifest: Manifest) -> RunConfig:
+    """The resolved settings of the run that made a checkpoint.
+
+    CheckpointCorrupt when they are none that a run can have, or disagree with the contract of the same checkpoint.
+    """
+    try:
+        config = parse_config(manifest.config)
+        settings = to_settings(config)
+        for section, keys in _RESOLVED.items():
+            for key in keys:
+                if settings[section][key] is None:
+                    raise ConfigError(f"{section}.{key} is null: a run saves the value that it worked out")
+        check(config)
+        model_config(config).validate()
+    except ConfigError as error:
+        raise CheckpointCorrupt(f"{folder / MANIFEST_NAME}: config: {error}") from None
+    own = dict(_leaves(contract(config)))
+    for path, value in _leaves(manifest.fingerprints.contract):
+        if path in own and own[path] != value:
+            raise _wrong(folder, f"config.{path}", own[path], f"fingerprints.contract has {value!r:.80}")
+    return config
+
+
+def check_place(folder: Path, manifest: Manifest, config: RunConfig) -> None:
+    """CheckpointCorrupt unless cursor, totals, seed and optimizer step are those of a run that did so many steps.
+
+    config: the checkpoint's own. Accepted changes are part of it, so the place follows from it after those as well.
+    """
+    progress, length = manifest.progress, config.data.sequence_length
+    samples = manifest.fingerprints.dataset.get("samples")
+    if type(samples) is not int or samples < 1:
+        raise _wrong(folder, "fingerprints.dataset.samples", samples, "expected a whole number of at least 1")
+    limit = config.run.epochs * samples if config.run.steps is None else None
+    cursor = BatchPlan(samples, config.data.batch_size, config.run.seed, limit).cursor(progress.step)
+    if manifest.cursor != cursor:
+        raise _wrong(folder, "dataCursor", manifest.cursor, f"after step {progress.step} the data stands at {cursor}")
+    expected = {
+        "epoch": cursor["epoch"],
+        "batch": cursor["position"] // config.data.batch_size,
+        "samples": cursor["samples"],
+        "tokens": cursor["samples"] * length,
+    }
+    for name, value in expected.items():
+        if getattr(progress, name) != value:
+            raise _wrong(
+                folder, f"progress.{name}", getattr(progress, name), f"after step {progress.step} it is {value}"
+            )
+    if progress.target_tokens > progress.tokens and not manifest.resume_audits:
+        raise _wrong(folder, "progress.targetTokens", progress.target_tokens, f"there were {progress.tokens} tokens")
+    if manifest.optimizer_step > progress.step:
+        raise _wrong(folder, "optimizerStep", manifest.optimizer_step, f"expected at most the step, {progress.step}")
+    if manifest.seed != config.run.seed:
+        raise _wrong(folder, "seed", manifest.seed, f"config.run.seed is {config.run.seed}")
+    counter = manifest.scaler.get("growthCounter", 0)
+    if type(counter) is int and counter > progress.step:  # of another kind: the scaler refuses it
+        raise _wrong(folder, "lossScaler.growthCounter", counter, f"expected at most the step, {progress.step}")
+    if config.loss_scaling.enabled and not manifest.scaler:
+        raise _wrong(folder, "lossScaler", manifest.scaler, "loss scaling is on, and its scale would start anew")
+
+
+def check_model(loaded: LoadedCheckpoint, config: RunConfig) -> None:
+    """CheckpointCorrupt unless config.json, which other programs read, describes the model of the settings."""
+    ours, theirs = model_config(config).to_dict(), loaded.model_config.to_dict()
+    for name, value in theirs.items():
+        if ours[name] != value:
+            raise CheckpointCorrupt(
+                f"{loaded.path / CONFIG_FILE}: hybrid.{name} is {value!r:.80}, but the settings of the run in "
+                f"{MANIFEST_NAME} have {ours[name]!r:.80}"
+            )
+
+
+def _wrong(folder: Path, name: str, value: object, expected: str) -> CheckpointCorrupt:
+    return CheckpointCorrupt(f"{folder / MANIFEST_NAME}: {name} is {value!r:.200}: {expected}")
+
+
+def _leaves(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
