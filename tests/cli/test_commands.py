@@ -108,6 +108,8 @@ def test_checkpoints_are_shown_verified_listed_and_compared(trained: Path, capsy
     assert document(capsys, "checkpoint", "show", five)["manifest"]["progress"]["step"] == 5
     shown = output(capsys, "checkpoint", "show", str(folder))
     assert "step " in shown and "stateHash" in shown and "made by reference" in shown
+    tensors = document(capsys, "checkpoint", "show", five)["tensors"]["model.safetensors"]
+    assert f" in {len(tensors)} tensors\n" in shown, "of the parameters; the moments are not theirs"
     assert "every byte is what was saved" in output(capsys, "checkpoint", "verify", ten)
     assert [entry["step"] for entry in document(capsys, "checkpoint", "list", str(folder))] == [5, 10]
     assert "complete" in output(capsys, "checkpoint", "list", str(folder))
@@ -120,6 +122,20 @@ def test_checkpoints_are_shown_verified_listed_and_compared(trained: Path, capsy
     )
     assert document(capsys, "checkpoint", "diff", five, ten)["same_state"] is False
     assert main(["checkpoint", "verify", str(folder / "nowhere")]) == 1
+    assert output(capsys, "checkpoint", "list", str(trained)) == f"{trained}: no checkpoints\n"
+
+
+def test_long_work_is_one_line_on_a_terminal_and_nothing_elsewhere(
+    trained: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["eval", str(trained / "run"), "--backend", "reference"]
+    assert main(words) == 0
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setattr("hybrid.cli.progress.SECONDS", 0.0)
+    assert main(words) == 0
+    err = capsys.readouterr().err
+    assert "batches: 1 of " in err and "\n" not in err and err.endswith("\r\x1b[K")
 
 
 def test_doctor_says_what_runs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import exp
 
 from hybrid.backends.protocol import GenerateOptions, TrainingSession
@@ -16,16 +17,24 @@ LARGEST_EXPONENT = 20.0  # a perplexity beyond exp(20) says nothing
 
 
 def evaluate(
-    session: TrainingSession, samples: SampleSet, batch_size: int, batches: int, stop: StopFlag
+    session: TrainingSession,
+    samples: SampleSet,
+    batch_size: int,
+    batches: int,
+    stop: StopFlag,
+    progress: Callable[[str, int, int], None] = lambda what, done, total: None,
 ) -> dict[str, float] | None:
     """{loss, perplexity, targetTokens} over `batches` batches spread over the samples, or all of them for 0.
 
     loss: summed over all targets and divided once, in nats a token. None when a stop was requested meanwhile.
+    progress(what, done, total): before each batch.
     """
     loss, targets = 0.0, 0
-    for batch in evaluation_batches(samples, batch_size, batches=batches or None):
+    whole = -(-len(samples) // batch_size)
+    for done, batch in enumerate(evaluation_batches(samples, batch_size, batches=batches or None)):
         if stop.requested:
             return None
+        progress("batches", done, min(batches, whole) if batches else whole)
         if batch.target_tokens:
             result = session.evaluate(batch)
             loss += result.loss_sum

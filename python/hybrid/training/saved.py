@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,9 +12,8 @@ from hybrid.config.loading import load_config
 from hybrid.config.resolve import check
 from hybrid.config.tree import RunConfig
 from hybrid.data.tokenizers import Tokenizer, load_tokenizer
-from hybrid.training.saved_run import check_model, saved_config
 from hybrid.errors import CheckpointCorrupt
-from hybrid.training.sessions import make_session
+from hybrid.training.sessions import Note, Progress, make_session
 
 
 @dataclass(frozen=True)
@@ -29,7 +27,6 @@ class SavedModel:
     def open(cls, path: Path, assignments: tuple[str, ...] = (), flags: dict[str, object] | None = None) -> SavedModel:
         """path: a run folder (its newest checkpoint) or a checkpoint. Errors: CheckpointNotFound, CheckpointCorrupt,
         ConfigError."""
-        check_model(loaded, saved_config(loaded.path, loaded.manifest))
         loaded = loading.load(finding.resolve(path).path)
         config = load_config(assignments=assignments, flags=flags, base=loaded.manifest.config)
         check(config)
@@ -41,9 +38,9 @@ class SavedModel:
             raise CheckpointCorrupt(f"{self.checkpoint.path}: no tokenizer.json beside the model, so text has no ids")
         return load_tokenizer(self.checkpoint.tokenizer_json)
 
-    def session(self, note: Callable[[str], None]) -> TrainingSession:
-        """A session with the saved state. Errors: as `make_session`."""
-        session = make_session(self.config, note, training=False)
+    def session(self, note: Note, progress: Progress | None = None) -> TrainingSession:
+        """A session with the saved state. Arguments and errors: as those of `make_session`."""
+        session = make_session(self.config, note, progress, training=False)
         loaded = self.checkpoint
         try:
             session.import_state(

@@ -44,19 +44,21 @@ def choose_variants(
 
 
 def tune_variants(
-    executor: Executor, *, rounds: int = 7, clock: Callable[[], float] = time.perf_counter
+    executor: Executor,
+    progress: Progress | None = None,
+    *,
+    rounds: int = 7,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, dict[str, float]]:
     """Seconds of every variant of every product class, for plans compiled with `tune`."""
-    return {
-        name: dict(
-            zip(
-                (c.variant for c in dispatch.choices),
-                time_choices(executor, dispatch, clock, rounds=rounds),
-                strict=True,
-            )
-        )
-        for name, dispatch in representatives(executor).items()
-    }
+    times = {}
+    classes = representatives(executor)
+    for done, (name, dispatch) in enumerate(classes.items()):
+        if progress:
+            progress("timing kernel variants", done, len(classes))
+        seconds = time_choices(executor, dispatch, clock, rounds=rounds)
+        times[name] = dict(zip((choice.variant for choice in dispatch.choices), seconds, strict=True))
+    return times
 
 
 def representatives(executor: Executor) -> dict[str, Dispatch]:

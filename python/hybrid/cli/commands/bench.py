@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hybrid.cli.parser import Subparsers, add_command, add_group, add_set_option, flags
+from hybrid.cli.progress import ProgressLine
 
 
 def register(subparsers: Subparsers) -> None:
@@ -60,8 +61,9 @@ def run_step(arguments: argparse.Namespace) -> int:
     print(f"  host            {report['host_share']:10.1%} of the step")
     if report["products_ms"] is not None:
         products, kernels = report["products_ms"], report["kernels_ms"]
-        print(f"  products        {products:10.2f} ms of {kernels:.2f} in all kernels ({kernels / products:.2f} x)")
-    print(f"  pipelines       {report['pipelines']:10d}      {report['readbacks']} readbacks, {report['steps']} steps")
+        print(f"  products        {products:10.2f} ms of {kernels:.2f} ms in all kernels ({products / kernels:.0%})")
+    print(f"  pipelines       {report['pipelines']:10d}")
+    print(f"  readbacks       {report['readbacks']:10d} in {report['steps']} steps")
     return 0
 
 
@@ -124,19 +126,21 @@ def open_session(arguments: argparse.Namespace, **options: Any) -> Any:
         arguments.config, arguments.preset, tuple(arguments.assignments), flags(arguments, adapter="backend.adapter")
     )
     config = resolve(config, config.model.vocabulary_size or 256, 10**6)
-    return WebGPUSession(
-        model_config(config),
-        batch_size=config.data.microbatch_size or config.data.batch_size,
-        sequence_length=config.data.sequence_length,
-        precision=config.precision.type,
-        optimizer=optimizer_settings(config),
-        max_grad_norm=config.optimizer.max_norm or None,
-        loss_scaling=to_settings(config)["lossScaling"],
-        recompute=config.backend.recompute,
-        adapter=config.backend.adapter,
-        metrics_interval=10,
-        **options,
-    )
+    with ProgressLine() as progress:
+        return WebGPUSession(
+            model_config(config),
+            batch_size=config.data.microbatch_size or config.data.batch_size,
+            sequence_length=config.data.sequence_length,
+            precision=config.precision.type,
+            optimizer=optimizer_settings(config),
+            max_grad_norm=config.optimizer.max_norm or None,
+            loss_scaling=to_settings(config)["lossScaling"],
+            recompute=config.backend.recompute,
+            adapter=config.backend.adapter,
+            metrics_interval=10,
+            progress=progress,
+            **options,
+        )
 
 
 def _facts(session: Any) -> dict[str, Any]:

@@ -37,6 +37,7 @@ def _json_option(parser: argparse.ArgumentParser) -> None:
 def show(arguments: argparse.Namespace) -> int:
     """`checkpoint show`."""
     from hybrid.checkpoint import diff as reports
+    from hybrid.checkpoint.manifest import MODEL_FILE
 
     report = reports.show(arguments.path)
     if arguments.json:
@@ -48,7 +49,7 @@ def show(arguments: argparse.Namespace) -> int:
         {
             "checkpoint": report["path"],
             "step": f"{progress['step']:,} ({progress['tokens']:,} tokens; epoch {progress['epoch']})",
-            "parameters": f"{report['parameters']:,} in {sum(len(t) for t in report['tensors'].values())} tensors",
+            "parameters": f"{report['parameters']:,} in {len(report['tensors'][MODEL_FILE])} tensors",
             "run": f"{lineage['runId']}, checkpoint {lineage['sequence']}, made by {lineage['runtime']}",
             "trained from": lineage["previousCheckpointHash"] or "nothing",
             "stateHash": manifest["stateHash"],
@@ -91,6 +92,9 @@ def list_all(arguments: argparse.Namespace) -> int:
         size = bytes_text(entry["size"]) if whole else ""
         saved = iso_time(entry["timestamp_ms"]) if whole else ""
         rows.append((entry["step"], entry["status"], saved, size, entry["path"] if whole else entry["detail"]))
+    if not rows:
+        print(f"{arguments.path}: no checkpoints")
+        return 0
     _table(("step", "status", "saved", "size", "where"), rows)
     return 0
 
@@ -107,13 +111,17 @@ def diff(arguments: argparse.Namespace) -> int:
     if report["values"]:
         _table(("field", "a", "b"), [(name, *map(json.dumps, pair)) for name, pair in report["values"].items()])
     rows = [
-        (file, name, ", ".join(f"{key} {value}" for key, value in facts.items()))
+        (file, name, ", ".join(f"{key} {_short(value)}" for key, value in facts.items()))
         for file, tensors in report["tensors"].items()
         for name, facts in tensors.items()
     ]
     if rows:
         _table(("file", "tensor", "difference"), rows)
     return 0
+
+
+def _short(value: object) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def _facts(facts: dict[str, Any]) -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
 from hybrid.cli.parser import Subparsers, add_command, add_group, add_set_option
+from hybrid.cli.progress import ProgressLine
 
 
 def register(subparsers: Subparsers) -> None:
@@ -63,15 +62,14 @@ def build(arguments: argparse.Namespace) -> int:
         given["data.tokenizer.type"] = arguments.tokenizer
     # Options stand for settings, and --set has the last word about what they do not name.
     config = load_config(arguments.config, arguments.preset, arguments.assignments, given)
-    with StopFlag().installed() as stop:
+    with StopFlag().installed() as stop, ProgressLine() as progress:
         report = commands.build(
             config.data,
             arguments.out,
             replace=arguments.replace,
-            progress=_progress(),
+            progress=progress,
             should_stop=lambda: stop.requested,
         )
-    _clear()
     text = (
         f"{report['path']}: {report['tokens']:,} tokens in {report['documents']:,} documents, "
         f"vocabulary of {report['vocabularySize']:,}\nfingerprint: {report['fingerprint']}"
@@ -84,9 +82,8 @@ def verify(arguments: argparse.Namespace) -> int:
     from hybrid.data import commands
     from hybrid.training.signals import StopFlag
 
-    with StopFlag().installed() as stop:
-        report = commands.verify(arguments.path, progress=_progress(), should_stop=lambda: stop.requested)
-    _clear()
+    with StopFlag().installed() as stop, ProgressLine() as progress:
+        report = commands.verify(arguments.path, progress=progress, should_stop=lambda: stop.requested)
     text = f"{report['path']}: every byte is what was written ({report['tokens']:,} tokens, {report['bytes']:,} bytes)"
     return _print(report, text, arguments.json)
 
@@ -102,22 +99,3 @@ def inspect(arguments: argparse.Namespace) -> int:
 def _print(report: dict[str, Any], text: str, as_json: bool) -> int:
     print(json.dumps(report) if as_json else text)
     return 0
-
-
-def _progress() -> Any:
-    """A line on standard error that is written over, on a terminal only."""
-    last = 0.0
-
-    def report(stage: str, done: int, total: int | None) -> None:
-        nonlocal last
-        if sys.stderr.isatty() and time.monotonic() - last > 0.1:
-            last = time.monotonic()
-            share = f" of {total:,}" if total else ""
-            print(f"\r\x1b[K{stage}: {done:,}{share}", end="", file=sys.stderr, flush=True)
-
-    return report
-
-
-def _clear() -> None:
-    if sys.stderr.isatty():
-        print("\r\x1b[K", end="", file=sys.stderr, flush=True)

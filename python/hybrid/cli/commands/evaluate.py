@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from math import log
 from pathlib import Path
 
 from hybrid.cli.parser import Subparsers, add_backend_options, add_command, add_set_option, flags
+from hybrid.cli.progress import ProgressLine
 
 
 def register(subparsers: Subparsers) -> None:
@@ -39,8 +39,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--batches {arguments.batches}: expected at least 0")
     given = flags(arguments, backend="backend.name", adapter="backend.adapter")
     model = SavedModel.open(arguments.path, tuple(arguments.assignments), given)
-    with StopFlag().installed() as stop:
-        data = prepare(model.config.data, should_stop=lambda: stop.requested)
+    with StopFlag().installed() as stop, ProgressLine() as progress:
+        data = prepare(model.config.data, progress=progress, should_stop=lambda: stop.requested)
         samples = data.train if arguments.split == "train" else data.validation
         if samples is None:
             raise ConfigError(
@@ -53,11 +53,11 @@ def run(arguments: argparse.Namespace) -> int:
             )
         saved = model.checkpoint.manifest.fingerprints.dataset.get("fingerprint")
         if saved is not None and saved != data.fingerprint:
-            _note("the data is not what the run was trained on (another fingerprint)")
-        session = model.session(_note)
+            progress.note("the data is not what the run was trained on (another fingerprint)")
+        session = model.session(progress.note, progress)
         try:
             batch = model.config.data.microbatch_size or model.config.data.batch_size
-            result = evaluate(session, samples, batch, arguments.batches, stop)
+            result = evaluate(session, samples, batch, arguments.batches, stop, progress)
         finally:
             session.close()
     if result is None:
@@ -75,7 +75,3 @@ def run(arguments: argparse.Namespace) -> int:
             f"{report['bitsPerToken']:.4f} bits a token, over {result['targetTokens']:,} tokens"
         )
     return 0
-
-
-def _note(text: str) -> None:
-    print(text, file=sys.stderr)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hybrid.cli.parser import Subparsers, add_command
+from hybrid.cli.progress import ProgressLine
 from hybrid.errors import EXIT_DONE, EXIT_FAILED
 
 if TYPE_CHECKING:
@@ -44,21 +45,18 @@ def run(arguments: argparse.Namespace) -> int:
     runtimes, missing = open_runtimes(names)
     try:
         if arguments.mutants:
-            verdicts = check_mutants(runtimes[0], runtimes[1:], progress=_progress)
+            with ProgressLine() as progress:
+                verdicts = check_mutants(runtimes[0], runtimes[1:], progress=progress.show)
             _show(verdict_document(verdicts, missing), verdict_lines(verdicts, missing), arguments.json)
             return EXIT_FAILED if any(verdict.survived for verdict in verdicts) else EXIT_DONE
-        report = check_all(runtimes, _progress)
+        with ProgressLine() as progress:
+            report = check_all(runtimes, progress.show)
         report.not_run.update(missing)
         _show(report_document(report), report_lines(report), arguments.json)
         return EXIT_DONE if report.passed else EXIT_FAILED
     finally:
         for runtime in runtimes:
             runtime.close()
-
-
-def _progress(text: str) -> None:
-    if sys.stderr.isatty():
-        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
 
 
 def report_document(report: Report) -> dict[str, object]:
@@ -124,8 +122,6 @@ def _missing_lines(missing: dict[str, str]) -> list[str]:
 
 
 def _show(document: dict[str, object], lines: Lines, as_json: bool) -> None:
-    if sys.stderr.isatty():
-        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
     if as_json:
         print(json.dumps(document))
         return

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from hybrid.cli.parser import Subparsers, add_backend_options, add_command, flags
+from hybrid.cli.progress import ProgressLine
 from hybrid.training.view import printable
 
 
@@ -54,7 +55,8 @@ def run(arguments: argparse.Namespace) -> int:
         () if end is None else (end,),
     )
     prompt = prompt_ids(tokenizer, settings.prompt)
-    session = model.session(lambda text: print(text, file=sys.stderr))
+    with ProgressLine() as progress:
+        session = model.session(progress.note, progress)
     stream = tokenizer.stream()
     pieces: list[str] = []
     count = 0

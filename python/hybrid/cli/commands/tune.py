@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 from hybrid.cli.parser import Subparsers, add_command, add_set_option
+from hybrid.cli.progress import ProgressLine
 
 DESCRIPTION = """\
 Times every variant of each product class that the model of these settings uses, and remembers the
@@ -35,7 +36,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     session = open_session(arguments, tune=True)
     try:
-        times = tune_variants(session.executor)
+        with ProgressLine() as progress:
+            times = tune_variants(session.executor, progress)
         winners = {name: min(variants, key=variants.__getitem__) for name, variants in times.items()}
         cache = VariantCache(session.device, session.plan.precision)
         cache.add(winners)

@@ -1,0 +1,43 @@
+"""How far long work is: one line on standard error that is written over, and only where that is a terminal."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+SECONDS = 0.1  # between two texts
+
+
+class ProgressLine:
+    """Call it with each report of progress. A context manager: the line is empty again when it is left."""
+
+    def __init__(self) -> None:
+        self._terminal = sys.stderr.isatty()
+        self._last = float("-inf")
+
+    def __enter__(self) -> ProgressLine:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.clear()
+
+    def __call__(self, what: str, done: int, total: int | None) -> None:
+        """what: the name of the work. total: None if not known."""
+        if time.monotonic() - self._last >= SECONDS:
+            self.show(f"{what}: {done:,}" + (f" of {total:,}" if total else ""))
+
+    def show(self, text: str) -> None:
+        """Put this text in place of the last one."""
+        if self._terminal:
+            self._last = time.monotonic()
+            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        """Leave an empty line, for something else to be printed."""
+        if self._terminal:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+    def note(self, text: str) -> None:
+        """Print a line that stays."""
+        self.clear()
+        print(text, file=sys.stderr)
