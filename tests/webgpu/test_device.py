@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -70,6 +71,17 @@ def test_wgpu_is_not_imported_before_it_is_needed_and_finds_a_private_runtime_fo
     )
     environment = {k: v for k, v in os.environ.items() if k != "XDG_RUNTIME_DIR"}
     subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="a system without users")
+def test_the_runtime_folder_is_one_for_all_processes_and_nobody_elses(monkeypatch, tmp_path):
+    monkeypatch.setattr(devices.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(devices.tempfile, "tempdir", str(tmp_path))
+    folder = devices._runtime_folder()
+    assert devices._runtime_folder() == folder and [str(path) for path in tmp_path.iterdir()] == [folder]
+    Path(folder).chmod(0o755)  # others could look inside
+    private = devices._runtime_folder()
+    assert private != folder and Path(private).stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.webgpu

@@ -6,12 +6,15 @@ wgpu is imported here and nowhere at module level, so that a machine without it 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from hybrid.errors import ConfigError, DeviceLost, HybridError
@@ -139,10 +142,8 @@ def load_wgpu() -> Any:
 
     Mesa complains on standard error when XDG_RUNTIME_DIR is unset, so it gets a private folder.
     """
-    if not os.environ.get("XDG_RUNTIME_DIR"):
-        folder = tempfile.mkdtemp(prefix="hybrid-runtime-")
-        os.environ["XDG_RUNTIME_DIR"] = folder
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    if not os.environ.get("XDG_RUNTIME_DIR") and hasattr(os, "getuid"):
+        os.environ["XDG_RUNTIME_DIR"] = _runtime_folder()
     try:
         import wgpu
     except (ImportError, OSError, RuntimeError) as error:  # the wheel is missing, or its native library does not load
@@ -150,6 +151,19 @@ def load_wgpu() -> Any:
             f"the Python package wgpu cannot be loaded ({error}): pip install 'wgpu>=0.22'. {DRIVER_HINT}"
         ) from error
     return wgpu
+
+
+def _runtime_folder() -> str:
+    """The same for all processes of a user, so that those which are killed leave nothing behind."""
+    folder = Path(tempfile.gettempdir()) / f"hybrid-runtime-{os.getuid()}"
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    found = folder.lstat()
+    if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077:
+        return str(folder)
+    private = tempfile.mkdtemp(prefix="hybrid-runtime-")  # the name is taken by something that is not ours
+    atexit.register(shutil.rmtree, private, ignore_errors=True)
+    return private
 
 
 def list_adapters() -> list[AdapterInfo]:
