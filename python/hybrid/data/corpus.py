@@ -95,7 +95,10 @@ class TextFiles:
                 names = sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207 (Path.glob takes no absolute pattern)
                 matches = [Path(name) for name in names if Path(name).is_file()]
             else:
-                raise DataContractError(f"{given}: there is no such file or folder")
+                raise DataContractError(
+                    f"{given}: there is no such file or folder; data.source takes text files, folders and patterns "
+                    "such as 'folder/**/*.txt'"
+                )
             if not matches:
                 raise DataContractError(f"{given}: no file found there")
             for match in matches:

@@ -11,7 +11,7 @@ from typing import Any
 from hybrid.cli.parser import Subparsers, add_command
 
 PACKAGES = ("numpy", "wgpu", "tokenizers", "safetensors", "pydantic", "rich")
-EXTRAS = {"torch": "torch", "tensorboard": "tensorboard", "datasets": "data", "fastapi": "web"}
+EXTRAS = {"tensorboard": "for telemetry.tensorboard", "torch": "for the tests"}  # each is an extra of that name
 
 # Limits that decide what fits, and how many bytes or threads WebGPU grants everywhere.
 LIMITS = (
@@ -61,7 +61,7 @@ def examine() -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": {name: _version(name) for name in PACKAGES},
-        "extras": {name: {"version": _version(name), "extra": extra} for name, extra in EXTRAS.items()},
+        "extras": {name: {"version": _version(name), "use": use} for name, use in EXTRAS.items()},
         "cache": str(cache_folder("")),
         "adapters": adapters,
         "adapterInUse": chosen,
@@ -167,10 +167,10 @@ def report_text(report: dict[str, Any]) -> str:
             lines.append(f"  {name}: runs; precision f32{f16}")
         else:
             lines.append(f"  {name}: does not run: {facts['problem']}")
-    missing = {name: facts["extra"] for name, facts in report["extras"].items() if facts["version"] is None}
+    missing = {name: facts["use"] for name, facts in report["extras"].items() if facts["version"] is None}
     if missing:
         lines += ["", "optional packages that are not installed:"]
-        lines += [f"  {name}: pip install 'hybrid[{extra}]'" for name, extra in missing.items()]
+        lines += [f"  {name} ({use}): pip install 'hybrid[{name}]'" for name, use in missing.items()]
     return "\n".join(lines)
 
 
