@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -36,9 +37,10 @@ def random_batch(vocabulary: int, batch_size: int, sequence_length: int, seed: i
 def bench_step(
     session: WebGPUSession, *, steps: int = 30, warm: int = 5, clock: Callable[[], float] = time.perf_counter
 ) -> dict[str, Any]:
-    """Warm whole steps of one microbatch. Milliseconds; shares of the wall time of a step.
+    """Warm whole steps of one microbatch, and the matrix products in them. Medians, in milliseconds.
 
-    `products_ms` and `kernels_ms` come from a profile with one pass a dispatch (None without timestamps).
+    `products_ms` is the wall time of the step's products alone, in the same order and on the same buffers.
+    `host_share` is what the host adds while it does not wait, as a share of the wall time.
     """
     batch_size, length = session.plan.shape["B"], session.plan.shape["T"]
     batch = random_batch(session.model.vocabulary_size, batch_size, length)
@@ -62,24 +64,44 @@ def bench_step(
     session.executor.waited = 0.0
     before = session.counters()
     begin = clock()
-    run(warm + 2, steps)
+    times = run(warm + 2, steps)
     wall = clock() - begin
     host = wall - session.executor.waited
     after = session.counters()
-    times = kernel_times(session) if session.device.has_timestamps else None
-    step_ms = wall / steps * 1e3
+    step_ms = median(times) * 1e3
+    products = [d for p in TRAINING for d in session.plan.dispatches(p) if d.product_class is not None]
     return {
         "step_ms": step_ms,
         "first_step_ms": first_ms,
         "tokens_per_second": batch_size * length / step_ms * 1e3,
         "host_share": host / wall,
-        "products_ms": sum(t.milliseconds for t in times if t.is_product) if times else None,
-        "kernels_ms": sum(t.milliseconds for t in times) if times else None,
+        "products_ms": median(dispatch_seconds(session.executor, products, clock, rounds=10)) * 1e3,
         "created": {key: after[key] - before[key] for key in ("buffers_created", "pipelines_created")},
         "readbacks": after["readbacks"] - before["readbacks"],
         "pipelines": len({session.executor.choice(d).kernel for p in TRAINING for d in session.plan.dispatches(p)}),
         "steps": steps,
     }
+
+
+def dispatch_seconds(
+    executor: Executor, dispatches: Sequence[Dispatch], clock: Callable[[], float], *, rounds: int
+) -> list[float]:
+    """Wall seconds of these dispatches in one pass, once for each round."""
+    encoded = [executor.encoded(d, executor.choice(d)) for d in dispatches]
+    seconds = []
+    for _ in range(rounds):
+        encoder = executor.encoder()
+        compute = encoder.begin_compute_pass()
+        for item in encoded:
+            compute.set_pipeline(item.pipeline)
+            compute.set_bind_group(0, item.group)
+            compute.dispatch_workgroups(*item.workgroups)
+        compute.end()
+        begin = clock()
+        executor.submit(encoder)
+        executor.wait()
+        seconds.append(clock() - begin)
+    return seconds
 
 
 def kernel_times(session: WebGPUSession, repeats: int = 5) -> list[DispatchTime]:
