@@ -75,14 +75,16 @@ fn main(
   sums[thread] = sum;
   not_finite[thread] = bad;
   workgroupBarrier();
+  // Threads without a column have nothing to add. The bound also keeps compilers from unrolling, which costs them long.
+  let threads = min(WORKGROUP, u.columns);
   high = maxima[0];
-  for (var k = 1u; k < WORKGROUP; k++) {
+  for (var k = 1u; k < threads; k++) {
     high = max(high, maxima[k]);
     bad |= not_finite[k];
   }
   bad |= not_finite[0];
   sum = 0.0;
-  for (var k = 0u; k < WORKGROUP; k++) { sum += sums[k] * exp(maxima[k] - high); }
+  for (var k = 0u; k < threads; k++) { sum += sums[k] * exp(maxima[k] - high); }
   var log_sum = high + log(sum);
   if (bad != 0u) { log_sum = bitcast<f32>(bad); }
   let label = targets[row];

@@ -37,7 +37,7 @@ fn main(
   if (thread != 0u) { return; }
   var all = 0.0;
   var count = vec2<u32>();
-  for (var k = 0u; k < WORKGROUP; k++) {
+  for (var k = 0u; k < min(WORKGROUP, u.quads); k++) {
     all += squares[k];
     count += counts[k];
   }

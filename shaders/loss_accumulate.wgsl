@@ -17,7 +17,7 @@ fn main(@builtin(local_invocation_index) thread: u32) {
   workgroupBarrier();
   if (thread != 0u) { return; }
   var all = vec2<f32>();
-  for (var k = 0u; k < 64u; k++) { all += partial[k]; }
+  for (var k = 0u; k < min(64u, u.rows); k++) { all += partial[k]; }
   step_state[LOSS_ACC] = bitcast<u32>(bitcast<f32>(step_state[LOSS_ACC]) + all.x);
   step_state[NLL_ACC] = bitcast<u32>(bitcast<f32>(step_state[NLL_ACC]) + all.y);
 }
