@@ -242,6 +242,8 @@ class Trainer:
             manifest = loaded.manifest
             session.import_state(SessionState(loaded.model, loaded.optimizer, manifest.optimizer_step, manifest.scaler))
             self.store.continue_from(loaded)
+            if start.step >= self.steps:  # killed behind its last save, perhaps before the older ones were pruned
+                self.store.prune(start.ref.path)
             state = manifest.session
             self.target_tokens = manifest.progress.target_tokens
         self.step = self.opened_at = self.sampled = start.step
