@@ -6,16 +6,18 @@ import io
 import json
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
+from hybrid.config.tree import RunConfig
 from hybrid.training.live import LiveView
 from hybrid.training.plot import loss_plot, sparkline
 from hybrid.training.runner import train
 from hybrid.training.start import Request, Services
 from hybrid.training.view import JsonView, PlainView, View, bytes_text, duration
-from training.micro import micro_config
+from training.micro import Recorder, micro_config
 
 STEP = {
     "loss": 4.5, "lr": 1e-3, "gradNorm": 1.5, "lossScale": 1.0, "skipped": 0, "tokensPerSecond": 900.0, "stepMs": 12.0,
@@ -36,6 +38,18 @@ def test_json_is_one_object_a_line(tmp_path: Path) -> None:
     kinds = [event["event"] for event in events if event["event"] not in ("phase", "progress", "checkpoint")]
     assert kinds == ["run", "step", "validation", "step", "validation", "sample", "end"]
     assert sorted(event["step"] for event in events if event["event"] == "checkpoint") == [5, 8]
+
+
+def test_each_stage_of_the_set_up_is_shown_however_short() -> None:
+    view = Recorder()
+
+    def make(config: RunConfig, note: Any, progress: Any) -> Any:
+        for stage, done in (("timing", 0), ("timing", 1), ("compiling", 0), ("compiling", 1)):
+            progress(stage, done, 2)
+
+    services = Services(view=view, make_session=make, clock=lambda: 5.0)
+    services.new_session(RunConfig())
+    assert [(event["stage"], event["done"]) for event in view.of("progress")] == [("timing", 0), ("compiling", 0)]
 
 
 def test_plain_lines_say_the_same_in_words(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ class ProgressLine:
     def __init__(self) -> None:
         self._terminal = sys.stderr.isatty()
         self._last = float("-inf")
+        self._what = ""
 
     def __enter__(self) -> ProgressLine:
         return self
@@ -23,7 +24,8 @@ class ProgressLine:
 
     def __call__(self, what: str, done: int, total: int | None) -> None:
         """what: the name of the work. total: None if not known."""
-        if time.monotonic() - self._last >= SECONDS:
+        if time.monotonic() - self._last >= SECONDS or what != self._what:
+            self._what = what
             self.show(f"{what}: {done:,}" + (f" of {total:,}" if total else ""))
 
     def show(self, text: str) -> None:

@@ -20,7 +20,7 @@ from types import FrameType
 from hybrid.errors import EXIT_INTERRUPTED, StopRequested
 
 NAMES = ("SIGTERM", "SIGINT", "SIGUSR1")  # SIGUSR1 does not exist on Windows
-SHOW_CURSOR = "\x1b[?25h"  # the live view hides it
+SHOW_CURSOR = b"\x1b[?25h\n"  # the live view hides it
 
 
 class StopFlag:
@@ -118,8 +118,8 @@ def _reason(number: int) -> str:
 
 
 def _end_at_once() -> None:
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        if sys.stdout.isatty():
-            sys.stdout.write(SHOW_CURSOR)
-            sys.stdout.flush()
+    with contextlib.suppress(OSError, ValueError):
+        out = sys.__stdout__  # the live view has put its own in place of sys.stdout
+        if out is not None and out.isatty():
+            os.write(out.fileno(), SHOW_CURSOR)
     os._exit(EXIT_INTERRUPTED)

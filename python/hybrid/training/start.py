@@ -170,13 +170,13 @@ def _hashes(fingerprints: Fingerprints) -> Hashes:
 
 
 def _progress(services: Services) -> Callable[[str, int, int | None], None]:
-    """Long work before the first step as events, ten a second at most."""
-    last = float("-inf")
+    """Long work before the first step as events, ten a second at most and one for each new stage."""
+    last, shown = float("-inf"), ""
 
     def report(stage: str, done: int, total: int | None) -> None:
-        nonlocal last
-        if services.clock() - last >= 0.1:
-            last = services.clock()
+        nonlocal last, shown
+        if services.clock() - last >= 0.1 or stage != shown:
+            last, shown = services.clock(), stage
             services.view.event("progress", {"stage": stage, "done": done, "total": total})
 
     return report

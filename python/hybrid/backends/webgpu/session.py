@@ -142,6 +142,8 @@ class WebGPUSession:
         self._trains = settings.training
         if self._trains:
             self.executor.prepare(TRAINING, progress)
+            if progress:
+                progress("first run of the kernels", 0, 1)
             self._warm_up()
         self._inputs = InputLayout(self.executor)
         self._timer = StepTimer(self.executor, metrics_interval)
