@@ -66,7 +66,7 @@ class AdapterInfo:
     """One adapter as the driver reports it.
 
     kind is "DiscreteGPU", "IntegratedGPU", "CPU" (a software driver) or "Unknown"; backend is "Vulkan", "Metal",
-    "D3D12" or "OpenGL".
+    "D3D12".
     `index` is the position in `list_adapters()`, by which the user can choose it.
     """
 
@@ -83,10 +83,6 @@ class AdapterInfo:
     @property
     def is_software(self) -> bool:
         return self.kind == "CPU"
-
-    @property
-    def is_opengl(self) -> bool:
-        return self.backend == "OpenGL"
 
     def line(self) -> str:
         """The adapter in one line, for lists and errors."""
@@ -146,10 +142,15 @@ def load_wgpu() -> Any:
         os.environ["XDG_RUNTIME_DIR"] = _runtime_folder()
     try:
         import wgpu
+        from wgpu.backends.wgpu_native.extras import set_instance_extras
     except (ImportError, OSError, RuntimeError) as error:  # the wheel is missing, or its native library does not load
         raise NoAdapter(
             f"the Python package wgpu cannot be loaded ({error}): pip install 'wgpu>=0.22'. {DRIVER_HINT}"
         ) from error
+    # Vulkan, Metal and Direct3D 12. OpenGL shows most devices a second time, computes less reliably, and takes half a
+    # second to look for.
+    with contextlib.suppress(RuntimeError):  # somebody in this process has used wgpu before: it is set up already
+        set_instance_extras(backends=["Primary"])
     return wgpu
 
 
@@ -167,32 +168,24 @@ def _runtime_folder() -> str:
 
 
 def list_adapters() -> list[AdapterInfo]:
-    """Every adapter that wgpu sees, best first: native interfaces before OpenGL, then real GPUs before software."""
+    """Every adapter that wgpu sees, best first: real GPUs before software drivers."""
     wgpu = load_wgpu()
     try:
         handles = wgpu.gpu.enumerate_adapters_sync()
     except Exception as error:  # drivers fail in their own ways; all of them mean that there is nothing to use
         raise NoAdapter(f"the WebGPU adapters cannot be listed ({error}). {DRIVER_HINT}") from error
-    described = sorted((_describe(0, handle) for handle in handles), key=_rank)
+    described = sorted((a for a in (_describe(0, h) for h in handles) if a.backend != "OpenGL"), key=_rank)
     return [_describe(index, adapter.handle) for index, adapter in enumerate(described)]
 
 
 def choose_adapter(adapters: list[AdapterInfo], wanted: str | None = None) -> AdapterInfo:
     """The adapter to use: the best one, or the one named by index or by a part of its name, vendor or interface.
 
-    Case does not matter. OpenGL adapters mostly repeat a device that a better interface shows as well, so one is only
-    used when it is asked for and nothing else answers to the name. NoAdapter when there is none; ConfigError (with
-    the list) when `wanted` names none.
+    Case does not matter. NoAdapter when there is none; ConfigError (with the list) when `wanted` names none.
     """
     if wanted is None:
-        native = [adapter for adapter in adapters if not adapter.is_opengl]
-        if native:
-            return native[0]
         if adapters:
-            listed = "; ".join(adapter.line() for adapter in adapters)
-            raise NoAdapter(
-                f"only OpenGL adapters are here, which are used on request (--adapter NAME): {listed}. {DRIVER_HINT}"
-            )
+            return adapters[0]
         raise NoAdapter(f"no WebGPU adapter is found. {DRIVER_HINT}")
     wanted = wanted.strip()
     if wanted.isdecimal():
@@ -220,7 +213,7 @@ def open_device(
         for name in _RAISED_LIMITS:
             limits[name] = max(limits[name], info.limits[name])
     short = [name for name, value in limits.items() if _falls_short(name, info.limits[name], value)]
-    for name in short:  # an old OpenGL driver, say; the plan compiler judges by what was granted
+    for name in short:  # an old driver; the plan compiler judges by what was granted
         limits[name] = info.limits[name]
     try:
         device = info.handle.request_device_sync(required_features=granted, required_limits=limits)
@@ -314,9 +307,9 @@ def _describe(index: int, handle: Any) -> AdapterInfo:
     )
 
 
-def _rank(adapter: AdapterInfo) -> tuple[bool, int]:
+def _rank(adapter: AdapterInfo) -> int:
     order = ("DiscreteGPU", "IntegratedGPU", "Unknown", "CPU")
-    return adapter.is_opengl, order.index(adapter.kind) if adapter.kind in order else 2
+    return order.index(adapter.kind) if adapter.kind in order else 2
 
 
 def _searchable(adapter: AdapterInfo) -> str:

@@ -89,8 +89,6 @@ def _examine_adapter(adapter: Any) -> dict[str, Any]:
         "subgroupSize": None,
         "problem": "",
     }
-    if adapter.is_opengl:
-        return {**facts, "problem": "an OpenGL adapter: used only when it is asked for by name"}
     try:
         choose_adapter([adapter])
         device = open_device(str(adapter.index))
