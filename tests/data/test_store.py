@@ -246,6 +246,10 @@ class TestRefusedWhenOpened:
             (b'{"format": "hybrid.tokens", "version": true}', "version is true, expected 1"),
             (b'{"format": "hybrid.tokens", "version": 1}', "vocabularySize is missing"),
             (b"[" * 100_000, "not JSON"),
+            (
+                b'{"format": "hybrid.tokens", "version": 1, "version": 2}',
+                "not JSON that can be read: the key 'version' app",
+            ),
         ],
     )
     def test_a_bad_manifest_is_refused(self, store: TokenStore, text: bytes, message: str) -> None:

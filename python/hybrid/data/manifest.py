@@ -51,7 +51,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if not path.exists():
         raise DataContractError(f"{folder}: no manifest.json, so this folder is not a token store")
     try:
-        manifest = json.loads(path.read_bytes().decode("utf-8"))
+        manifest = json.loads(path.read_bytes().decode("utf-8"), object_pairs_hook=_object)
     except OSError as error:
         raise DataContractError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
@@ -62,6 +62,15 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise DataContractError(f"{path}: not JSON that can be read: {error}") from None
     _Checker(path).manifest(manifest)
     return dict(manifest)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An ordinary parser keeps the last of two equal keys, another the first: two readers of two stores."""
+    result = dict(pairs)
+    if len(result) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r} appears twice in one object")
+    return result
 
 
 class _Checker:
