@@ -43,7 +43,7 @@ def measure(text: Path, backend: str, steps: int, seed: int) -> dict[str, Any]:
         "difference": ours["loss"] - baseline["validation_loss"],
         "wall_s": seconds,
         "torch_step_s": baseline["step_s"],
-        "eval": ours,
+        "eval": {name: value for name, value in ours.items() if name != "checkpoint"},  # a temporary folder
         "torch": baseline,
         "promises": {
             f"validation loss at most {HIGHEST_LOSS}": ours["loss"] <= HIGHEST_LOSS,
