@@ -101,6 +101,7 @@ export async function deviceProfile(device) {
   const size = await probeSubgroupSize(device);
   const features = [...device.features].filter((name) => name !== FEATURE || size);
   // A fallback adapter is a software one; other adapters do not say what they are.
-  const cpu = device.info.isFallbackAdapter || /swiftshader|llvmpipe|basic render/i.test(device.info.name) ? true : null;
+  const cpu =
+    device.info.isFallbackAdapter || /swiftshader|llvmpipe|basic render/i.test(device.info.name) ? true : null;
   return { limits: { ...device.limits }, features, subgroup_size: size, cpu };
 }
