@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -374,6 +375,14 @@ class Executor:
         return {**sizes, "total": sum(sizes.values())}
 
     def close(self) -> None:
+        """Wait for the device, unless it is lost, and free everything. A second time does nothing.
+
+        wgpu-py keeps the promises that are pending when a device goes away, and with them buffers and the device.
+        """
+        if not self._pages:
+            return
+        with suppress(DeviceLost):
+            self.wait()
         for page in self._pages.values():
             page.destroy()
         self._uniforms.destroy()

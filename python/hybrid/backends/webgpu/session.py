@@ -440,6 +440,7 @@ class WebGPUSession:
         }
 
     def close(self) -> None:
+        """Wait for what is under way and free everything. Once is enough; more does no harm."""
         self.executor.close()
         self._ring.close()
         if self._owns_device:
