@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from hybrid.data.prepare import prepare
 from hybrid.errors import CheckpointCorrupt, CheckpointNotFound, ConfigError, ContractMismatch
 from hybrid.training.lock import locked
 from hybrid.training.metrics_log import read_rows
+from hybrid.training.view import Facts
 from training.micro import Recorder, entries, micro_config, run, run_file, state_hash, steps_saved
 
 
@@ -260,6 +262,25 @@ def test_the_collector_is_off_in_the_loop_and_on_afterwards(tmp_path: Path) -> N
     view = Recorder(lambda kind, facts: seen.append(gc.isenabled()) if kind == "step" else None)
     run(tmp_path, "run.steps=4", view=view)
     assert seen == [False] and gc.isenabled() and gc.get_freeze_count() == 0
+
+
+def test_garbage_in_a_circle_is_freed_at_saves_where_nothing_is_evaluated(tmp_path: Path) -> None:
+    class Knot:
+        pass
+
+    tied: list[weakref.ref[Knot]] = []
+    left: list[int] = []
+
+    def at(kind: str, facts: Facts) -> None:
+        if kind == "step":
+            knot = Knot()
+            knot.itself = knot  # type: ignore[attr-defined]
+            tied.append(weakref.ref(knot))
+        elif kind == "checkpoint":
+            left.append(sum(ref() is not None for ref in tied))
+
+    run(tmp_path, "run.steps=10", "run.logEvery=1", "checkpoint.every=5", view=Recorder(at))
+    assert len(tied) == 10 and left[-1] == 0, "a run that only saves would keep it all"
 
 
 def test_a_slow_disk_saves_the_same_states_while_training_goes_on(tmp_path: Path) -> None:

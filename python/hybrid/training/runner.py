@@ -208,6 +208,7 @@ class Trainer:
                 provenance=self.entries.provenance, session=self.entries.state(),
             )  # fmt: skip
             self._record()
+            gc.collect()
 
     def _end(self, session: TrainingSession, status: str) -> Outcome:
         self._save(session)
@@ -382,7 +383,7 @@ def _lacks_its_end(existing: Facts | None, prepared: Prepared) -> bool:
 
 @contextmanager
 def _no_automatic_collection() -> Iterator[None]:
-    """Python's cycle collector pauses a loop at arbitrary moments; here it runs at evaluations only."""
+    """Python's cycle collector pauses a loop at arbitrary moments; here it runs at evaluations and saves only."""
     gc.collect()
     gc.freeze()
     gc.disable()
