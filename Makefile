@@ -1,7 +1,7 @@
 # `make train` and `make test` do all their set-up themselves; the second time they find it done. `make help` lists the rest.
 #
-# Packages come from requirements.lock, used as a constraints file: training installs the core packages only, the tests add the
-# `dev` and `torch` extras, and both get the exact versions named there.
+# Packages come from requirements.lock, used as a constraints file: training installs the core packages only, linting and type
+# checking add the `dev` extra, the tests also `torch`, and all get the exact versions named there.
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
@@ -14,6 +14,7 @@ PYTHON := $(VENV)/bin/python
 PIP := $(PYTHON) -m pip --disable-pip-version-check install -qq --progress-bar off --constraint requirements.lock
 CORE := $(VENV)/.installed-core
 DEV := $(VENV)/.installed-dev
+TORCH := $(VENV)/.installed-torch
 RIVALS := .venv-benchmarks/.installed
 
 # What a Debian machine needs beside Python packages. Chromium brings SwiftShader, the second Vulkan driver of the tests.
@@ -28,7 +29,7 @@ help: ## this list
 train: $(CORE) ## train a small model on the text of the Python standard library (ARGS="..." go to `hybrid train`)
 	@$(PYTHON) -m hybrid train $(ARGS)
 
-test: $(DEV) system-packages ## lint, type-check and test everything but the long checks (ARGS="..." go to pytest)
+test: $(TORCH) system-packages ## lint, type-check and test everything but the long checks (ARGS="..." go to pytest)
 	@$(MAKE) --no-print-directory lint typecheck
 	@$(MAKE) --no-print-directory pytest
 
@@ -39,10 +40,10 @@ typecheck: $(DEV) ## mypy, strict where pyproject.toml says so
 	@$(PYTHON) -m mypy
 
 # NumPy's and torch's threads fight over the cores at the sizes of the tests: one each.
-pytest: $(DEV) ## the tests alone
+pytest: $(TORCH) ## the tests alone
 	@OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(PYTHON) -m pytest -m "not acceptance" $(ARGS)
 
-acceptance: $(DEV) $(RIVALS) system-packages ## the long checks; writes benchmarks/results/*.json
+acceptance: $(TORCH) $(RIVALS) system-packages ## the long checks; writes benchmarks/results/*.json
 	@failed=0; $(PYTHON) benchmarks/run_all.py || failed=1; $(PYTHON) -m pytest -m acceptance $(ARGS) || failed=1; exit $$failed
 
 benchmark-env: $(RIVALS) ## the environment of the rivals that benchmarks/ measures (tinygrad with Dawn)
@@ -89,8 +90,13 @@ $(CORE): pyproject.toml requirements.lock | $(PYTHON)
 	@touch $@
 
 $(DEV): pyproject.toml requirements.lock | $(CORE)
-	@echo "installing the dev and torch packages"
-	@$(PIP) --no-build-isolation --editable '.[dev,torch]'
+	@echo "installing the dev packages"
+	@$(PIP) --no-build-isolation --editable '.[dev]'
+	@touch $@
+
+$(TORCH): pyproject.toml requirements.lock | $(DEV)
+	@echo "installing torch"
+	@$(PIP) --no-build-isolation --editable '.[torch]'
 	@touch $@
 
 $(RIVALS): benchmarks/requirements.lock | $(PYTHON)
