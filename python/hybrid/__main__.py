@@ -1,6 +1,12 @@
 """`python -m hybrid ...`: the command line."""
 
-from hybrid.cli.main import main
+import sys
+
+from hybrid.cli import early
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    with early.guarded(sys.argv[1:]):
+        from hybrid.cli.main import main
+
+        code = main()
+    raise SystemExit(code)

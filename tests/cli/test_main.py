@@ -101,7 +101,7 @@ def test_help_names_every_command_in_order(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_help_is_quick_because_commands_import_late() -> None:
-    heavy = ("wgpu", "numpy", "torch", "tokenizers")
+    heavy = ("wgpu", "numpy", "torch", "tokenizers", "pydantic", "rich")
     code = f"import sys, hybrid.cli.main as m; m.build_parser(); print([n for n in {heavy} if n in sys.modules])"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert loaded.stdout == "[]\n"

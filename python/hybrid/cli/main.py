@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hybrid import __version__
-from hybrid.cli import commands
+from hybrid.cli import commands, early
 from hybrid.cli.parser import Parser
 from hybrid.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, HybridError
 from hybrid.training.view import printable
@@ -46,6 +46,11 @@ def build_parser() -> Parser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    with early.guarded(words):
+        return _main(words)
+
+
+def _main(words: list[str]) -> int:
     debug = "--debug" in words or bool(os.environ.get("HYBRID_DEBUG"))
     _prepare_output()
     try:

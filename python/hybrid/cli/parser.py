@@ -7,7 +7,6 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from hybrid.config.problems import nearest
 from hybrid.errors import ConfigError
 
 Subparsers = Any  # argparse gives its return type of add_subparsers no public name
@@ -49,6 +48,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def _hint(word: str, candidates: list[str]) -> str:
+    from hybrid.config.problems import nearest  # not above: it takes longer than all the rest of `hybrid --help`
+
     near = nearest(word, candidates)
     return f": did you mean {near!r}?" if near else f"; there are: {', '.join(sorted(candidates))}"
 

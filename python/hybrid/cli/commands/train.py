@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hybrid.cli import early
 from hybrid.cli.parser import Subparsers, add_backend_options, add_command, add_set_option, flags
 
 if TYPE_CHECKING:
@@ -63,15 +64,16 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         request = make_request(arguments)
         services = Services(view=view, stop=StopFlag(request.config.run.max_hours))
-        if arguments.dry_run:
-            with services.stop.installed():
-                facts = dry_run(request, services)
-            if arguments.json:
-                view.event("dry-run", facts)
-            else:
-                print(dry_run_text(facts))
-            return 0
-        return train(request, services).exit_code
+        with services.stop.installed():
+            early.hand_over()
+            if not arguments.dry_run:
+                return train(request, services).exit_code
+            facts = dry_run(request, services)
+        if arguments.json:
+            view.event("dry-run", facts)
+        else:
+            print(dry_run_text(facts))
+        return 0
     except BrokenPipeError:
         raise  # nobody reads any more
     except Exception as error:
