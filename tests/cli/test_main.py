@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -48,6 +49,32 @@ def test_a_usage_error_is_one_line_and_exit_code_2(
     assert code == 2 and out == ""
     assert message in err and err.startswith("hybrid: ")
     assert "Traceback" not in err and len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "code"),
+    [
+        (["train", "--steps", "many", "--json"], "ConfigError", 2),
+        (["train", "--json", "--presett", "x"], "ConfigError", 2),
+        (["trian", "--json"], "ConfigError", 2),
+        (["sample", "--json"], "ConfigError", 2),
+        (["eval", "nowhere", "--json"], "CheckpointNotFound", 1),
+        (["checkpoint", "verify", "nowhere", "--json"], "CheckpointNotFound", 1),
+    ],
+)
+def test_with_json_an_error_is_an_event_whatever_is_wrong(
+    capsys: pytest.CaptureFixture[str], words: list[str], name: str, code: int
+) -> None:
+    exit_code, out, err = answer(capsys, *words)
+    event = json.loads(out)
+    assert exit_code == code and (event["event"], event["error"], event["exitCode"]) == ("error", name, code)
+    assert err == f"hybrid: {event['message']}\n"
+
+
+def test_an_error_keeps_its_exit_code_when_nobody_reads_the_event() -> None:
+    command = f"'{sys.executable}' -m hybrid train --json --steps many | true; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    assert done.stdout == "2\n" and "Traceback" not in done.stderr and "BrokenPipe" not in done.stderr
 
 
 def test_a_traceback_is_for_those_who_ask(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

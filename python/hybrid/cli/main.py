@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
+import json
 import os
 import pkgutil
 import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from hybrid import __version__
 from hybrid.cli import commands, early
@@ -54,13 +56,7 @@ def _main(words: list[str]) -> int:
     debug = "--debug" in words or bool(os.environ.get("HYBRID_DEBUG"))
     _prepare_output()
     try:
-        parser = build_parser()
-        parsed = parser.parse(words)
-        if not hasattr(parsed, "run"):
-            getattr(parsed, "parser", parser).print_help(sys.stderr)
-            return EXIT_USAGE
-        code: int = parsed.run(parsed)
-        return code
+        return _run(words)
     except HybridError as error:
         # The text may quote a file that a stranger made.
         print(f"hybrid: {printable(str(error))}", file=sys.stderr)
@@ -69,8 +65,7 @@ def _main(words: list[str]) -> int:
         return error.exit_code
     except BrokenPipeError:
         # The reader of our output has gone, as in `hybrid ... | head`; keep the interpreter from complaining at exit.
-        with contextlib.suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _forget_the_reader()
         return EXIT_DONE
     except KeyboardInterrupt:
         print("hybrid: interrupted", file=sys.stderr)
@@ -88,6 +83,43 @@ def _main(words: list[str]) -> int:
         else:
             print("  run it again with --debug for the traceback", file=sys.stderr)
         return EXIT_FAILED
+
+
+def _run(words: list[str]) -> int:
+    try:
+        parser = build_parser()
+        parsed = parser.parse(words)
+        if not hasattr(parsed, "run"):
+            getattr(parsed, "parser", parser).print_help(sys.stderr)
+            return EXIT_USAGE
+        code: int = parsed.run(parsed)
+        return code
+    except BrokenPipeError:
+        raise
+    except Exception as error:
+        # Asked of the words and not of what was parsed: a program that reads JSON is also told of its own mistakes.
+        if "--json" in words:
+            try:
+                print(json.dumps({"event": "error", **error_facts(error)}), flush=True)
+            except OSError:
+                _forget_the_reader()
+        raise
+
+
+def error_facts(error: Exception) -> dict[str, Any]:
+    """An error as an event: its class, message, exit code, and the differences of a refusal."""
+    differences = [list(row) for row in getattr(error, "differences", ())]
+    return {
+        "error": type(error).__name__,
+        "message": str(error),
+        "exitCode": getattr(error, "exit_code", EXIT_FAILED),
+        **({"differences": differences} if differences else {}),
+    }
+
+
+def _forget_the_reader() -> None:
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _prepare_output() -> None:

@@ -61,36 +61,18 @@ def run(arguments: argparse.Namespace) -> int:
     from hybrid.training.start import Services
 
     view = choose_view(arguments.json)
-    try:
-        request = make_request(arguments)
-        services = Services(view=view, stop=StopFlag(request.config.run.max_hours))
-        with services.stop.installed():
-            early.hand_over()
-            if not arguments.dry_run:
-                return train(request, services).exit_code
-            facts = dry_run(request, services)
-        if arguments.json:
-            view.event("dry-run", facts)
-        else:
-            print(dry_run_text(facts))
-        return 0
-    except BrokenPipeError:
-        raise  # nobody reads any more
-    except Exception as error:
-        if arguments.json:
-            view.event("error", error_facts(error))
-        raise
-
-
-def error_facts(error: Exception) -> dict[str, Any]:
-    """An error as an event: its class, message, exit code, and the differences of a refusal."""
-    differences = [list(row) for row in getattr(error, "differences", ())]
-    return {
-        "error": type(error).__name__,
-        "message": str(error),
-        "exitCode": getattr(error, "exit_code", 1),
-        **({"differences": differences} if differences else {}),
-    }
+    request = make_request(arguments)
+    services = Services(view=view, stop=StopFlag(request.config.run.max_hours))
+    with services.stop.installed():
+        early.hand_over()
+        if not arguments.dry_run:
+            return train(request, services).exit_code
+        facts = dry_run(request, services)
+    if arguments.json:
+        view.event("dry-run", facts)
+    else:
+        print(dry_run_text(facts))
+    return 0
 
 
 def make_request(arguments: argparse.Namespace) -> Request:
