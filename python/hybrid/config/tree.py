@@ -319,8 +319,9 @@ class SamplingSection(Section):
 class BackendSection(Section):
     """What computes. Nothing here changes what is learned."""
 
-    name: Literal["auto", "webgpu", "reference"] = "auto"
-    """auto: webgpu if there is an adapter, else reference."""
+    name: Literal["auto", "webgpu", "reference", "browser"] = "auto"
+    """auto: webgpu if there is an adapter, else reference. browser: `hybrid train` opens a tab that trains (needs the
+    `web` extra); other commands take it as auto."""
     adapter: str | None = None
     """Part of the name of the GPU to use. null: the system's choice."""
     device_profile: Literal["adapter", "default"] = "adapter"

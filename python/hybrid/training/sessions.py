@@ -16,8 +16,8 @@ Note = Callable[[str], None]
 
 def choose_backend(config: RunConfig, note: Note = lambda text: None) -> str:
     """The backend that `backend.name` means here: for `auto`, webgpu if it has an adapter, else reference, with a note
-    that says why."""
-    if config.backend.name != "auto":
+    that says why. A run that is trained in a browser is evaluated and sampled as with `auto`."""
+    if config.backend.name not in ("auto", "browser"):
         return config.backend.name
     from hybrid.backends.webgpu.device import NoAdapter, choose_adapter, list_adapters
 
