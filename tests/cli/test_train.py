@@ -67,6 +67,21 @@ def test_what_the_machine_refuses_is_an_event_too(here: Path, capsys: pytest.Cap
     assert err.startswith("hybrid: file") and "internal error" not in err
 
 
+@pytest.mark.parametrize("option", ["--run-dir", "--resume"])
+def test_an_empty_path_is_not_the_current_folder(here: Path, option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    before = sorted(here.iterdir())
+    assert train(option, "") == 2
+    assert capsys.readouterr().err.startswith(f"hybrid: argument {option}: expected a path, got an empty text")
+    assert sorted(here.iterdir()) == before
+
+
+@pytest.mark.parametrize("words", [(), ("--dry-run",)])
+def test_a_file_is_no_run_folder(here: Path, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "README.md").write_text("")
+    assert train("--run-dir", "README.md", *words) == 2
+    assert "README.md is a file: expected a folder" in capsys.readouterr().err
+
+
 def test_a_run_can_be_named_from_within(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert train("--steps", "2") == 0
     monkeypatch.chdir(here / "runs" / "micro" / "checkpoints" / "step-00000002")

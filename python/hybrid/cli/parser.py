@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from hybrid.errors import ConfigError
@@ -74,6 +75,14 @@ def add_group(subparsers: Subparsers, name: str, summary: str) -> Subparsers:
 
     parser.set_defaults(run=run)
     return parser.add_subparsers(metavar="COMMAND", parser_class=Parser)
+
+
+def path(text: str) -> Path:
+    """An argument that names a file or folder. An empty one, from a variable that is not set, would mean the current
+    folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("expected a path, got an empty text")
+    return Path(text)
 
 
 def add_backend_options(parser: argparse.ArgumentParser) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from hybrid.models.parameters import count_parameters
 from hybrid.training.evaluation import prompt_ids
+from hybrid.training.run_files import check_place
 from hybrid.training.start import Request, Services, prepare_run, settings_of
 from hybrid.training.view import bytes_text
 
@@ -15,6 +16,7 @@ def dry_run(request: Request, services: Services) -> dict[str, Any]:
 
     Errors: those that the run itself would meet before its first step.
     """
+    check_place(request.run_dir)
     prepared, _ = prepare_run(request, services)
     if prepared.config.sampling.every:
         prompt_ids(prepared.data.tokenizer, prepared.config.sampling.prompt)

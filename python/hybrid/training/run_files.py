@@ -60,6 +60,12 @@ def read_run_file(run_dir: Path) -> Facts | None:
     return facts
 
 
+def check_place(run_dir: Path) -> None:
+    """ConfigError where something else than a folder has the name of a run folder."""
+    if os.path.lexists(run_dir) and not run_dir.is_dir():
+        raise ConfigError(f"{run_dir} is a file: expected a folder for the run, or a name for a new one (--run-dir)")
+
+
 def new_run_dir(wanted: Path) -> Path:
     """`wanted`, or the first of wanted-2, wanted-3, ... that does not exist; the folder is made."""
     number = 1

@@ -38,7 +38,7 @@ from hybrid.training.metrics_log import (
 from hybrid.training.outcome import Outcome, already_finished, status_of
 from hybrid.training.plot import loss_plot
 from hybrid.training.resume import Start, find_start
-from hybrid.training.run_files import Facts, RunFile, read_run_file
+from hybrid.training.run_files import Facts, RunFile, check_place, read_run_file
 from hybrid.training.saved_run import check_model
 from hybrid.training.saving import Saver
 from hybrid.training.start import Prepared, Request, Services, prepare_run, settings_of
@@ -56,6 +56,7 @@ def train(request: Request, services: Services) -> Outcome:
     ConfigError, DataContractError, DeviceLost (too often), LimitExceeded, StopRequested (before there was anything to
     save).
     """
+    check_place(request.run_dir)
     request.run_dir.mkdir(parents=True, exist_ok=True)
     with services.view:
         with services.stop.installed(services.note), locked(request.run_dir):

@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 from collections import defaultdict
-from pathlib import Path
 from typing import Any
 
-from hybrid.cli.parser import Subparsers, add_command, add_group, add_set_option, flags
+from hybrid.cli.parser import Subparsers, add_command, add_group, add_set_option, flags, path
 from hybrid.cli.progress import ProgressLine
 
 
@@ -29,7 +28,7 @@ def register(subparsers: Subparsers) -> None:
 
 
 def _add_model_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", metavar="CONFIG", nargs="?", type=Path, help="settings: a .toml or .json file")
+    parser.add_argument("config", metavar="CONFIG", nargs="?", type=path, help="settings: a .toml or .json file")
     parser.add_argument("--preset", metavar="NAME", help="what the settings start from (default: stdlib-tiny)")
     add_set_option(parser)
     _add_output_options(parser)

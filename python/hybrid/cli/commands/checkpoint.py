@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 from typing import Any
 
-from hybrid.cli.parser import Subparsers, add_command, add_group
+from hybrid.cli.parser import Subparsers, add_command, add_group, path
 
 
 def register(subparsers: Subparsers) -> None:
@@ -20,12 +19,12 @@ def register(subparsers: Subparsers) -> None:
     ):
         parser = add_command(group, name, summary)
         what = "RUN" if name == "list" else "RUN|CHECKPOINT"
-        parser.add_argument("path", metavar=what, type=Path)
+        parser.add_argument("path", metavar=what, type=path)
         _json_option(parser)
         parser.set_defaults(run=run)
     parser = add_command(group, "diff", "in which settings, counters and tensors two checkpoints differ")
-    parser.add_argument("a", metavar="A", type=Path)
-    parser.add_argument("b", metavar="B", type=Path)
+    parser.add_argument("a", metavar="A", type=path)
+    parser.add_argument("b", metavar="B", type=path)
     _json_option(parser)
     parser.set_defaults(run=diff)
 

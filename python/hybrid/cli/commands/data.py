@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 from typing import Any
 
-from hybrid.cli.parser import Subparsers, add_command, add_group, add_set_option
+from hybrid.cli.parser import Subparsers, add_command, add_group, add_set_option, path
 from hybrid.cli.progress import ProgressLine
 
 
@@ -16,8 +15,8 @@ def register(subparsers: Subparsers) -> None:
     group = add_group(subparsers, "data", "build, verify and inspect token stores")
 
     parser = add_command(group, "build", "make a token store of a corpus")
-    parser.add_argument("out", metavar="OUT", type=Path, help="the new folder")
-    parser.add_argument("--config", metavar="CONFIG", type=Path, help="settings whose data section says what to build")
+    parser.add_argument("out", metavar="OUT", type=path, help="the new folder")
+    parser.add_argument("--config", metavar="CONFIG", type=path, help="settings whose data section says what to build")
     parser.add_argument("--preset", metavar="NAME", help="what the settings start from (default: stdlib-tiny)")
     parser.add_argument(
         "--source", metavar="PATH", action="append", help="a text file or folder, or stdlib; can be repeated"
@@ -29,12 +28,12 @@ def register(subparsers: Subparsers) -> None:
     parser.set_defaults(run=build)
 
     parser = add_command(group, "verify", "check every byte of a token store")
-    parser.add_argument("path", metavar="STORE", type=Path)
+    parser.add_argument("path", metavar="STORE", type=path)
     _json_option(parser)
     parser.set_defaults(run=verify)
 
     parser = add_command(group, "inspect", "what a token store holds")
-    parser.add_argument("path", metavar="STORE", type=Path)
+    parser.add_argument("path", metavar="STORE", type=path)
     parser.add_argument(
         "--sequence-length", metavar="T", type=int, help="also show how samples of T tokens would be cut"
     )

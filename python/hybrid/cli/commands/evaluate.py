@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 from math import log
-from pathlib import Path
 
-from hybrid.cli.parser import Subparsers, add_backend_options, add_command, add_set_option, flags
+from hybrid.cli.parser import Subparsers, add_backend_options, add_command, add_set_option, flags, path
 from hybrid.cli.progress import ProgressLine
 
 
@@ -15,7 +14,7 @@ def register(subparsers: Subparsers) -> None:
     """Add the command."""
     parser = add_command(subparsers, "eval", "the validation loss of a saved model")
     parser.add_argument(
-        "path", metavar="RUN|CHECKPOINT", type=Path, help="a run folder (its newest checkpoint) or a checkpoint"
+        "path", metavar="RUN|CHECKPOINT", type=path, help="a run folder (its newest checkpoint) or a checkpoint"
     )
     parser.add_argument(
         "--batches", metavar="N", type=int, default=0, help="batches, spread over the split; 0: all of it (default)"

@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from pathlib import Path
 
-from hybrid.cli.parser import Subparsers, add_backend_options, add_command, flags
+from hybrid.cli.parser import Subparsers, add_backend_options, add_command, flags, path
 from hybrid.cli.progress import ProgressLine
 from hybrid.training.view import printable
 
@@ -16,7 +15,7 @@ def register(subparsers: Subparsers) -> None:
     """Add the command."""
     parser = add_command(subparsers, "sample", "continue a text with a trained model")
     parser.add_argument(
-        "path", metavar="RUN|CHECKPOINT", type=Path, help="a run folder (its newest checkpoint) or a checkpoint"
+        "path", metavar="RUN|CHECKPOINT", type=path, help="a run folder (its newest checkpoint) or a checkpoint"
     )
     parser.add_argument("--prompt", metavar="TEXT", help="what to continue (default: the run's sampling.prompt)")
     parser.add_argument("--tokens", metavar="N", type=int, help="tokens to generate")

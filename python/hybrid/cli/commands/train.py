@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hybrid.cli import early
-from hybrid.cli.parser import Subparsers, add_backend_options, add_command, add_set_option, flags
+from hybrid.cli.parser import Subparsers, add_backend_options, add_command, add_set_option, flags, path
 
 if TYPE_CHECKING:
     from hybrid.training.start import Request
@@ -27,14 +27,14 @@ exit codes: 0 finished, 1 failed, 2 usage or configuration, 3 refused (the check
 def register(subparsers: Subparsers) -> None:
     """Add the command."""
     parser = add_command(subparsers, "train", "train a model, or go on with a run", DESCRIPTION)
-    parser.add_argument("config", metavar="CONFIG", nargs="?", type=Path, help="settings: a .toml or .json file")
+    parser.add_argument("config", metavar="CONFIG", nargs="?", type=path, help="settings: a .toml or .json file")
     parser.add_argument("--preset", metavar="NAME", help="what the settings start from (default: stdlib-tiny)")
     add_backend_options(parser)
-    parser.add_argument("--run-dir", metavar="DIR", type=Path, help="the run's folder (default: runs/NAME)")
+    parser.add_argument("--run-dir", metavar="DIR", type=path, help="the run's folder (default: runs/NAME)")
     parser.add_argument("--steps", metavar="N", type=int, help="optimizer steps of the whole run")
     parser.add_argument("--seed", metavar="N", type=int, help="of initial weights, data order and dropout")
     parser.add_argument(
-        "--resume", metavar="auto|never|PATH", default="auto",
+        "--resume", metavar="auto|never|PATH", default="auto", type=_resume,
         help="go on from the run's newest checkpoint (auto, the default), begin a new run (never), or go on from PATH",
     )  # fmt: skip
     parser.add_argument(
@@ -82,7 +82,7 @@ def make_request(arguments: argparse.Namespace) -> Request:
     from hybrid.training.run_files import RUNS, new_run_dir, saved_settings
     from hybrid.training.start import Request
 
-    resume: Any = arguments.resume if arguments.resume in ("auto", "never") else Path(arguments.resume)
+    resume: Any = arguments.resume
     run_dir: Path | None = arguments.run_dir
     if run_dir is None and isinstance(resume, Path):
         run_dir, resume = place_of(resume)
@@ -98,6 +98,10 @@ def make_request(arguments: argparse.Namespace) -> Request:
         if resume == "never" and not arguments.dry_run:
             run_dir = new_run_dir(run_dir)
     return Request(config, run_dir, resume, tuple(arguments.accepted), arguments.reason)
+
+
+def _resume(text: str) -> Any:
+    return text if text in ("auto", "never") else path(text)
 
 
 def place_of(path: Path) -> tuple[Path, Any]:

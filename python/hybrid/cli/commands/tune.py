@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 
-from hybrid.cli.parser import Subparsers, add_command, add_set_option
+from hybrid.cli.parser import Subparsers, add_command, add_set_option, path
 from hybrid.cli.progress import ProgressLine
 
 DESCRIPTION = """\
@@ -18,7 +17,7 @@ first start. All variants give the same bits, so a tuned run can be resumed anyw
 def register(subparsers: Subparsers) -> None:
     """Add the command."""
     parser = add_command(subparsers, "tune", "find the fastest kernel variants for this adapter", DESCRIPTION)
-    parser.add_argument("config", metavar="CONFIG", nargs="?", type=Path, help="settings: a .toml or .json file")
+    parser.add_argument("config", metavar="CONFIG", nargs="?", type=path, help="settings: a .toml or .json file")
     parser.add_argument("--preset", metavar="NAME", help="what the settings start from (default: stdlib-tiny)")
     parser.add_argument("--adapter", metavar="NAME", help="part of a GPU's name, or its number")
     add_set_option(parser)
