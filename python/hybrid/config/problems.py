@@ -103,6 +103,7 @@ def _describe(path: Path, problems: list[dict[str, Any]], origins: Mapping[Path,
     where = f" ({_cut(origin)})" if origin else ""
     if problems[0]["type"] == "extra_forbidden":
         return f"unknown configuration key {name} = {_show(problems[0]['input'])}{where}: {_hint(path)}"
+    name, problems = _entry(name, len(path), problems)
     expected = " or ".join(dict.fromkeys(_expected(problem) for problem in problems))
     value = problems[0]["input"]
     line = f"configuration key {name} = {_show(value)}{where}: expected {expected}"
@@ -111,6 +112,18 @@ def _describe(path: Path, problems: list[dict[str, Any]], origins: Mapping[Path,
         near = nearest(value, allowed)
         line += f"; did you mean {near!r}?" if near else ""
     return line
+
+
+def _entry(name: str, depth: int, problems: list[dict[str, Any]]) -> tuple[str, list[dict[str, Any]]]:
+    """The name and the problems of the entry that is wrong, where the value is a list; pydantic also tells what is
+    wrong with the list without that entry, or would be if it were no list."""
+    entries = [(part, problem) for problem in problems for part in problem["loc"][depth:] if isinstance(part, int)]
+    if entries:
+        first = min(index for index, _ in entries)
+        return f"{name}[{first}]", [problem for index, problem in entries if index == first]
+    if isinstance(problems[0]["input"], (list, tuple)):
+        problems = [problem for problem in problems if problem["type"] == "too_short"] or problems
+    return name, problems
 
 
 def _hint(path: Path) -> str:
@@ -139,6 +152,8 @@ _EXPECTED = {
     "string_type": "a string",
     "tuple_type": "a list",
     "finite_number": "a finite number",
+    # Only names have a pattern.
+    "string_pattern_mismatch": "letters, digits, '.', '_' and '-', and one of the first two in front",
 }
 
 
@@ -146,13 +161,17 @@ def _expected(problem: dict[str, Any]) -> str:
     kind = problem["type"]
     if kind in _EXPECTED:
         return _EXPECTED[kind]
+    if kind in ("too_short", "string_too_short"):
+        return "a text that is not empty" if isinstance(problem["input"], str) else "a list of at least one entry"
+    if kind == "greater_than_equal":
+        return f"at least {problem['ctx']['ge']:g}"
     message: str = problem["msg"]
     return message.removeprefix("Input should be ").removeprefix("Value error, ")
 
 
 def _show(value: Any) -> str:
     try:
-        return _cut(json.dumps(value, ensure_ascii=False))
+        return _cut(json.dumps(value, ensure_ascii=False, default=str))  # TOML has dates
     except (TypeError, ValueError):
         return _cut(repr(value))
 
