@@ -36,6 +36,16 @@ class Outcome:
         }
 
 
+def ended(status: str, step: int, steps: int, run_dir: Path, reason: str | None) -> Outcome:
+    """A run that has come to its end, or has saved because of `reason`."""
+    if status == "finished":
+        message = f"finished at step {step}: {run_dir}"
+    else:
+        saved = f"saved at step {step}" if step else "nothing to save at step 0"
+        message = f"stopped ({reason}), {saved}; start it again with --run-dir {run_dir}"
+    return Outcome(status, step, steps, message, run_dir)
+
+
 def already_finished(run_dir: Path, step: int, steps: int) -> Outcome:
     """There was nothing left to do."""
     message = f"{run_dir} is finished: it is at step {step} of {steps}; --steps N with a larger N goes on"

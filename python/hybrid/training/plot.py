@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from math import ceil, floor, log10
+from pathlib import Path
 from xml.sax.saxutils import escape
+
+from hybrid.training import metrics_log
+from hybrid.training.metrics_log import read_rows
+
+FILE = "loss.svg"
 
 Point = tuple[float, float]
 
@@ -13,6 +19,15 @@ LEFT, RIGHT, TOP, BOTTOM = 60, 20, 36, 46
 TRAIN, VALIDATION, INK, GRID = "#2563eb", "#dc2626", "#374151", "#e5e7eb"
 FONT = 'font-family="sans-serif" font-size="12"'
 MOST_POINTS = 600
+
+
+def draw_losses(run_dir: Path, name: str) -> None:
+    """Write the loss curve of the run in `run_dir`, if it has any."""
+    entries = read_rows(run_dir / metrics_log.METRICS)
+    train = [(row["step"], row["total_loss"]) for row in entries if not row["loss_overflow"]]
+    validation = [(row["step"], row["loss"]) for row in read_rows(run_dir / metrics_log.VALIDATION)]
+    if train:
+        (run_dir / FILE).write_text(loss_plot(name, train, validation), encoding="utf-8")
 
 
 def loss_plot(title: str, train: Sequence[Point], validation: Sequence[Point]) -> str:

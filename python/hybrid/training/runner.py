@@ -13,12 +13,12 @@ import gc
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from hybrid.backends.protocol import SessionState, StepInfo, TrainingSession
 from hybrid.checkpoint.manifest import Progress
 from hybrid.checkpoint.store import CheckpointStore
-from hybrid.contracts.fingerprint import identity_hashes
 from hybrid.contracts.javascript import iso_time
 from hybrid.data.loader import DataLoader
 from hybrid.errors import AlertRaised, DataContractError, DeviceLost, NonFiniteError
@@ -35,23 +35,25 @@ from hybrid.training.metrics_log import (
     JsonLines,
     read_rows,
 )
-from hybrid.training.outcome import Outcome, already_finished, status_of
-from hybrid.training.plot import loss_plot
+from hybrid.training.outcome import Outcome, already_finished, ended, status_of
+from hybrid.training.plot import draw_losses
 from hybrid.training.resume import Start, find_start
 from hybrid.training.run_files import Facts, RunFile, check_place, read_run_file
 from hybrid.training.saved_run import check_model
 from hybrid.training.saving import Saver
-from hybrid.training.start import Prepared, Request, Services, prepare_run, settings_of
+from hybrid.training.start import Prepared, Request, Services, prepare_run, run_facts
 from hybrid.training.tensorboard import TensorBoard
-
-PLOT = "loss.svg"
 
 Closeable = Saver | DataLoader | JsonLines | TensorBoard | TrainingSession
 
 
-def train(request: Request, services: Services) -> Outcome:
+Loop = Callable[[Request, Services, Prepared, CheckpointStore, RunFile], Outcome]
+
+
+def train(request: Request, services: Services, loop: Loop | None = None) -> Outcome:
     """Train as requested and say how it ended.
 
+    loop: takes the prepared run from its first step to its last; without one, a Trainer does so in this process.
     Errors are raised after run.json says so: AlertRaised, ContractMismatch, CheckpointCorrupt, CheckpointNotFound,
     ConfigError, DataContractError, DeviceLost (too often), LimitExceeded, StopRequested (before there was anything to
     save).
@@ -60,12 +62,12 @@ def train(request: Request, services: Services) -> Outcome:
     request.run_dir.mkdir(parents=True, exist_ok=True)
     with services.view:
         with services.stop.installed(services.note), locked(request.run_dir):
-            outcome = _train(request, services)
+            outcome = _train(request, services, loop or _in_this_process)
         services.view.event("end", outcome.facts())
         return outcome
 
 
-def _train(request: Request, services: Services) -> Outcome:
+def _train(request: Request, services: Services, loop: Loop) -> Outcome:
     existing = read_run_file(request.run_dir)
     record = RunFile(request.run_dir, existing)
     begun = False
@@ -74,14 +76,20 @@ def _train(request: Request, services: Services) -> Outcome:
         begun = prepared.start.step < prepared.steps or _lacks_its_end(existing, prepared)
         if not begun:
             return already_finished(request.run_dir, prepared.start.step, prepared.steps)
-        with Trainer(request, services, prepared, store, record) as trainer:
-            return trainer.run()
+        return loop(request, services, prepared, store, record)
     except BaseException as error:
         # A refusal before the first step leaves the record of an earlier run as it is.
         if begun or existing is None:
             message = str(error) or type(error).__name__
             record.update(status=status_of(error), message=message, updatedAt=_time(services))
         raise
+
+
+def _in_this_process(
+    request: Request, services: Services, prepared: Prepared, store: CheckpointStore, record: RunFile
+) -> Outcome:
+    with Trainer(request, services, prepared, store, record) as trainer:
+        return trainer.run()
 
 
 class Trainer:
@@ -215,13 +223,9 @@ class Trainer:
         self._save(session)
         self.entries.record(session.poll_metrics(wait=True))
         self.saver.wait()
-        if status == "finished":
-            message = f"finished at step {self.step}: {self.run_dir}"
-        else:
-            saved = f"saved at step {self.step}" if self.step else "nothing to save at step 0"
-            message = f"stopped ({self.stop.reason}), {saved}; start it again with --run-dir {self.run_dir}"
-        self._record(status=status, message=message)
-        return Outcome(status, self.step, self.steps, message, self.run_dir)
+        outcome = ended(status, self.step, self.steps, self.run_dir, self.stop.reason)
+        self._record(status=status, message=outcome.message)
+        return outcome
 
     # --- sessions: the first one, and those after a lost device
 
@@ -320,20 +324,9 @@ class Trainer:
 
     def _announce(self, session: TrainingSession, start: Start) -> None:
         config, data = self.config, self.prepared.data.train
-        fingerprints = self.prepared.fingerprints.to_json()
-        parameters = count_parameters(self.prepared.model)
         self._record(
-            status="running",
-            message="",
-            runId=self.run_id,
-            name=config.run.name,
-            steps=self.steps,
-            resumedFrom=start.parent,
+            **run_facts(self.prepared, self.run_id, start),
             createdAt=self.record.facts.get("createdAt") or _time(self.services),
-            config=settings_of(self.prepared),
-            fingerprints=fingerprints,
-            hashes=identity_hashes(fingerprints),
-            parameters=parameters,
             backend=self.describe,
             environment=self.entries.environment,
             provenance=self.entries.provenance,
@@ -347,7 +340,7 @@ class Trainer:
             "backend": self.describe["backend"],
             "adapter": (self.describe.get("gpuAdapter") or {}).get("name") or self.describe.get("adapter"),
             "precision": config.precision.type,
-            "parameters": parameters,
+            "parameters": count_parameters(self.prepared.model),
             "trainTokens": data.ledger.kept,
             "tokensPerStep": config.data.batch_size * config.data.sequence_length,
             "memory": session.memory(),
@@ -364,16 +357,10 @@ class Trainer:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         with contextlib.ExitStack() as stack:
-            stack.callback(_close, self._draw, error)
+            stack.callback(_close, partial(draw_losses, self.run_dir, self.config.run.name), error)
             for resource in (self.session, self.saver, self.loader, self.metrics, self.validation, self.board):
                 if resource is not None:
                     stack.callback(_close, resource.close, error)
-
-    def _draw(self) -> None:
-        train = [(row["step"], row["total_loss"]) for row in read_rows(self.metrics.path) if not row["loss_overflow"]]
-        validation = [(row["step"], row["loss"]) for row in read_rows(self.validation.path)]
-        if train:
-            (self.run_dir / PLOT).write_text(loss_plot(self.config.run.name, train, validation), encoding="utf-8")
 
 
 def _lacks_its_end(existing: Facts | None, prepared: Prepared) -> bool:

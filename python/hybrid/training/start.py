@@ -22,6 +22,7 @@ from hybrid.contracts.stable_json import stable_hash
 from hybrid.data.loader import BatchPlan
 from hybrid.data.prepare import PreparedData, prepare
 from hybrid.models.config import ModelConfig
+from hybrid.models.parameters import count_parameters
 from hybrid.training.resume import Start, agree, find_start
 from hybrid.training.sessions import make_session
 from hybrid.training.signals import StopFlag
@@ -185,3 +186,20 @@ def _progress(services: Services) -> Callable[[str, int, int | None], None]:
 def settings_of(prepared: Prepared) -> dict[str, Any]:
     """The resolved configuration as run.json and checkpoints hold it."""
     return to_settings(prepared.config)
+
+
+def run_facts(prepared: Prepared, run_id: str, start: Start) -> dict[str, Any]:
+    """What run.json says when a run begins, or goes on from `start`, beside time and place."""
+    fingerprints = prepared.fingerprints.to_json()
+    return {
+        "status": "running",
+        "message": "",
+        "runId": run_id,
+        "name": prepared.config.run.name,
+        "steps": prepared.steps,
+        "resumedFrom": start.parent,
+        "config": settings_of(prepared),
+        "fingerprints": fingerprints,
+        "hashes": identity_hashes(fingerprints),
+        "parameters": count_parameters(prepared.model),
+    }
