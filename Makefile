@@ -1,13 +1,14 @@
 # `make train` and `make test` do all their set-up themselves; the second time they find it done. `make help` lists the rest.
 #
 # Packages come from requirements.lock, used as a constraints file: training installs the core packages only, linting and type
-# checking add the `dev` extra, the tests also `torch`, and all get the exact versions named there.
+# checking add the extras `dev` and `web`, the tests also `torch`, and all get the exact versions named there. Node.js is one of
+# the dev packages; what web/ needs comes from web/package-lock.json.
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .SUFFIXES:
 .DELETE_ON_ERROR:
-.PHONY: help train test lint typecheck pytest acceptance benchmark-env wheel lock system-packages clean
+.PHONY: help train test lint typecheck pytest web web-test acceptance benchmark-env wheel lock system-packages clean
 
 VENV := .venv
 PYTHON := $(VENV)/bin/python
@@ -15,6 +16,8 @@ PIP := $(PYTHON) -m pip --disable-pip-version-check install -qq --progress-bar o
 CORE := $(VENV)/.installed-core
 DEV := $(VENV)/.installed-dev
 TORCH := $(VENV)/.installed-torch
+NODE_MODULES := web/node_modules/.installed
+NPM := npm --prefix web
 RIVALS := .venv-benchmarks/.installed
 
 # What a Debian machine needs beside Python packages. Chromium brings SwiftShader, the second Vulkan driver of the tests.
@@ -22,6 +25,9 @@ DEBIAN_PACKAGES := mesa-vulkan-drivers chromium
 
 # wgpu wants a runtime folder to exist; a machine without a login session has none.
 export XDG_RUNTIME_DIR := $(or $(XDG_RUNTIME_DIR),$(shell mkdir -p -m 700 "$${TMPDIR:-/tmp}/hybrid-runtime-$$(id -u)" && echo "$${TMPDIR:-/tmp}/hybrid-runtime-$$(id -u)"))
+
+# Node.js and npm from the virtual environment.
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -31,13 +37,20 @@ train: $(CORE) ## train a small model on the text of the Python standard library
 
 test: $(TORCH) system-packages ## lint, type-check and test everything but the long checks (ARGS="..." go to pytest)
 	@$(MAKE) --no-print-directory lint typecheck
+	@$(MAKE) --no-print-directory web-test
 	@$(MAKE) --no-print-directory pytest
 
-lint: $(DEV) ## ruff
+lint: $(DEV) $(NODE_MODULES) ## ruff, and biome for web/
 	@$(PYTHON) -m ruff check .
+	@$(NPM) run --silent lint
 
-typecheck: $(DEV) ## mypy, strict where pyproject.toml says so
+typecheck: $(DEV) $(NODE_MODULES) ## mypy, strict where pyproject.toml says so, and tsc for web/
 	@$(PYTHON) -m mypy
+	@$(NPM) run --silent typecheck
+
+web-test: $(NODE_MODULES) ## the tests of web/ alone, in Node.js and Deno
+	@$(NPM) run --silent test
+	@$(NPM) run --silent test:deno
 
 # NumPy's and torch's threads fight over the cores at the sizes of the tests: one each.
 pytest: $(TORCH) ## the tests alone
@@ -51,20 +64,20 @@ benchmark-env: $(RIVALS) ## the environment of the rivals that benchmarks/ measu
 wheel: $(DEV) ## build dist/*.whl, with shaders and schemas inside
 	@$(PYTHON) -m pip --disable-pip-version-check wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 
-# Exact versions of the core, dev and torch sets and of the build backend, for whoever installs with this file as constraints.
+# Exact versions of the core, dev, web and torch sets and of the build backend, for whoever installs with this file as constraints.
 # torch is pinned by hand: newer releases are installed only on purpose. "+cpu" and the like name a build, not a version.
 lock: ## write requirements.lock anew from what pyproject.toml allows today
 	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
 	$(call find-python) && "$$python" -m venv "$$folder/venv" && \
 	"$$folder/venv/bin/python" -m pip --disable-pip-version-check install -qq --progress-bar off \
-		'.[dev,torch]' torch==2.13.0 hatchling editables && \
+		'.[dev,web,torch]' torch==2.13.0 hatchling editables && \
 	{ echo "# Exact versions for constraints. Written by \`make lock\`; do not edit."; \
 	  "$$folder/venv/bin/python" -m pip --disable-pip-version-check freeze --all --exclude hybrid --exclude pip \
 	  | sed -E 's/(==[^+]*)\+.*/\1/' | grep -E '^[A-Za-z0-9_.-]+==' | sort -f; } > "$$folder/lock" && \
 	cp "$$folder/lock" requirements.lock && wc -l requirements.lock
 
 clean: ## remove the virtual environment and caches (runs stay)
-	@rm -rf $(VENV) .venv-benchmarks build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@rm -rf $(VENV) .venv-benchmarks build dist .mypy_cache .ruff_cache web/node_modules web/dist .pytest_cache .hypothesis
 
 # Sets `python` to the first interpreter that is new enough.
 define find-python
@@ -91,12 +104,17 @@ $(CORE): pyproject.toml requirements.lock | $(PYTHON)
 
 $(DEV): pyproject.toml requirements.lock | $(CORE)
 	@echo "installing the dev packages"
-	@$(PIP) --no-build-isolation --editable '.[dev]'
+	@$(PIP) --no-build-isolation --editable '.[dev,web]'
 	@touch $@
 
 $(TORCH): pyproject.toml requirements.lock | $(DEV)
 	@echo "installing torch"
 	@$(PIP) --no-build-isolation --editable '.[torch]'
+	@touch $@
+
+$(NODE_MODULES): web/package.json web/package-lock.json | $(DEV)
+	@echo "installing the packages of web/"
+	@$(NPM) ci --silent
 	@touch $@
 
 $(RIVALS): benchmarks/requirements.lock | $(PYTHON)

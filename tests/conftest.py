@@ -4,6 +4,9 @@ A test says with a marker what it needs (`webgpu`, `swiftshader`, `torch`, `brow
 test is skipped, and the summary says how many and why. HYBRID_REQUIRE=webgpu,swiftshader,torch,browser,node turns a
 missing one into a failure of the whole session: CI sets it, so that nothing goes untested unnoticed. `acceptance` tests
 are long; they run when the `-m` expression names them.
+
+The whole session has a cache of its own (HYBRID_CACHE): nothing that tests time or build stays with the user, and
+nothing that the user's cache holds changes a test.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import importlib.util
 import os
 import shutil
 import subprocess
+import tempfile
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -104,8 +108,12 @@ def missing(requirement: str) -> str | None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "browser: drives a real Chromium through Playwright")
-    config.addinivalue_line("markers", f"node: needs Node.js {OLDEST_NODE} or newer")
+    if not hasattr(config, "workerinput"):  # a worker of pytest-xdist inherits it
+        folder = tempfile.TemporaryDirectory(prefix="hybrid-test-cache-", ignore_cleanup_errors=True)
+        patch = pytest.MonkeyPatch()
+        patch.setenv("HYBRID_CACHE", folder.name)
+        config.add_cleanup(patch.undo)
+        config.add_cleanup(folder.cleanup)
     if config.option.markexpr == "acceptance":
         from acceptance import recording
 

@@ -18,12 +18,12 @@ pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is no
     ("target", "extras"),
     [
         ("train", set()),
-        ("lint", {"dev"}),
-        ("typecheck", {"dev"}),
-        ("wheel", {"dev"}),
-        ("pytest", {"dev", "torch"}),
-        ("test", {"dev", "torch"}),
-        ("acceptance", {"dev", "torch"}),
+        ("lint", {"dev", "web"}),
+        ("typecheck", {"dev", "web"}),
+        ("wheel", {"dev", "web"}),
+        ("pytest", {"dev", "web", "torch"}),
+        ("test", {"dev", "web", "torch"}),
+        ("acceptance", {"dev", "web", "torch"}),
     ],
 )
 def test_a_target_installs_what_it_needs_and_no_more(target: str, extras: set[str]) -> None:
