@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from hybrid.checkpoint import canonical, finding, huggingface, loading, safetensors, state
@@ -21,6 +21,7 @@ from hybrid.checkpoint.loading import LoadedCheckpoint
 from hybrid.checkpoint.manifest import Lineage, Manifest
 from hybrid.checkpoint.snapshot import CheckpointSnapshot
 from hybrid.errors import CheckpointCorrupt, CheckpointNotFound, ConfigError, HybridError
+from hybrid.models.config import ModelConfig
 
 
 class CheckpointStore:
@@ -110,6 +111,35 @@ class CheckpointStore:
         self._prune_after_save(target)
         return target
 
+    def incoming(self, step: int) -> Path:
+        """A new folder for the files of a checkpoint of this step that was made elsewhere. It is temporary until
+        `adopt`. Errors: HybridError when the disk refuses.
+        """
+        folder = self._sibling(finding.TEMPORARY, finding.step_folder_name(step))
+        with _disk_errors(f"{folder}: could not be made"):
+            self._filesystem.create_folder(folder)
+        return folder
+
+    def adopt(self, folder: Path, manifest: bytes, check: Callable[[LoadedCheckpoint], None]) -> CheckpointRef:
+        """Turn a folder from `incoming`, which holds every file but the manifest, into a checkpoint of this run.
+
+        It is verified like one that is loaded, `check` may refuse it, and then it is put in place like one that is
+        saved. The folder is gone afterwards, whatever happens. Errors: CheckpointCorrupt; what `check` raises;
+        HybridError when the disk refuses.
+        """
+        try:
+            with _disk_errors(f"{folder}: could not be put in place"):
+                ref = self._adopt(folder, manifest, check)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self._filesystem.remove_folder(folder)
+            raise
+        self._written[ref.path] = ref.state_hash
+        self._parent, self._parent_known = ref.checkpoint_hash, True
+        self._sequence = ref.sequence
+        self._prune_after_save(ref.path)
+        return ref
+
     def clean(self) -> tuple[Path, ...]:
         """Remove what an interrupted process left behind. For the one process that trains in this folder, at its
         start.
@@ -148,6 +178,26 @@ class CheckpointStore:
 
     # --- how
 
+    def _adopt(self, folder: Path, manifest: bytes, check: Callable[[LoadedCheckpoint], None]) -> CheckpointRef:
+        for path in sorted(folder.iterdir()):
+            with path.open("r+b", buffering=0) as file:
+                self._filesystem.sync_file(file)
+        self._write_manifest(folder, manifest)
+        loaded = loading.load(folder)
+        if extra := loading.unlisted(folder, loaded.manifest):
+            raise CheckpointCorrupt(f"{folder}: the manifest does not list {', '.join(extra)}")
+        check(loaded)
+        target = self.folder / finding.step_folder_name(loaded.manifest.progress.step)
+        if target.exists():
+            try:
+                loading.load(target)
+            except CheckpointNotFound:
+                pass
+            except CheckpointCorrupt:
+                self._set_aside(target)
+        self._put_in_place(folder, target)
+        return CheckpointRef.of(target, loaded.manifest)
+
     def _write(self, folder: Path, snapshot: CheckpointSnapshot) -> Manifest:
         files: dict[str, FileDigest] = {}
         tensors: dict[str, state.TensorDigests] = {}
@@ -157,7 +207,8 @@ class CheckpointStore:
                 key: state.tensor_digest(safetensors.stored_dtype(key, array), array.shape, sha256[key])
                 for key, array in arrays.items()
             }
-        for name, data in _small_files(snapshot).items():
+        small = small_files(snapshot.model_config, snapshot.special_tokens, snapshot.tokenizer_json)
+        for name, data in small.items():
             files[name] = self._write_bytes(folder / name, data)
         manifest = self._manifest(snapshot, files, tensors)
         data = manifest.render()
@@ -165,12 +216,15 @@ class CheckpointStore:
             manifest = manifests.parse(manifests.MANIFEST_NAME, data)
         except CheckpointCorrupt as error:
             raise HybridError(f"the snapshot cannot be saved, for nobody could load it: {error}") from error
+        self._write_manifest(folder, data)
+        return manifest
+
+    def _write_manifest(self, folder: Path, data: bytes) -> None:
         with self._filesystem.create_file(folder / manifests.MANIFEST_NAME) as file:
             for block in self._filesystem.blocks(memoryview(data)):
                 self._filesystem.write_manifest(file, block)
             self._filesystem.sync_file(file)
         self._filesystem.sync_folder(folder)
-        return manifest
 
     def _manifest(
         self, snapshot: CheckpointSnapshot, files: dict[str, FileDigest], tensors: dict[str, state.TensorDigests]
@@ -265,10 +319,13 @@ class CheckpointStore:
         except CheckpointNotFound:
             return False
         except CheckpointCorrupt:
-            self._filesystem.rename(target, self._sibling(finding.DAMAGED, target.name))
-            self._filesystem.sync_folder(self.folder)
+            self._set_aside(target)
             return False
         return True
+
+    def _set_aside(self, damaged: Path) -> None:
+        self._filesystem.rename(damaged, self._sibling(finding.DAMAGED, damaged.name))
+        self._filesystem.sync_folder(self.folder)
 
     def _newest_sequence(self) -> int:
         return max((status.ref.sequence for status in self.list() if status.ref is not None), default=0)
@@ -310,13 +367,25 @@ class CheckpointStore:
         return self.folder / f"{prefix}{name}-{os.getpid()}-{time.time_ns():x}-{self._names}"
 
 
-def _small_files(snapshot: CheckpointSnapshot) -> dict[str, bytes]:
-    config = huggingface.config_document(snapshot.model_config, snapshot.special_tokens)
-    generation = huggingface.generation_document(snapshot.special_tokens)
+def small_files(
+    model_config: ModelConfig, special_tokens: Mapping[str, int], tokenizer_json: str | None
+) -> dict[str, bytes]:
+    """The files of a checkpoint that are the same for the whole run: all but the tensors and the manifest."""
+    config = huggingface.config_document(model_config, special_tokens)
+    generation = huggingface.generation_document(special_tokens)
     files = {
         manifests.CONFIG_FILE: canonical.render(canonical.plain(config, manifests.CONFIG_FILE)),
         manifests.GENERATION_FILE: canonical.render(canonical.plain(generation, manifests.GENERATION_FILE)),
     }
-    if snapshot.tokenizer_json is not None:
-        files[manifests.TOKENIZER_FILE] = snapshot.tokenizer_json.encode("utf-8")
+    if tokenizer_json is not None:
+        files[manifests.TOKENIZER_FILE] = tokenizer_json.encode("utf-8")
     return files
+
+
+@contextlib.contextmanager
+def _disk_errors(what: str) -> Iterator[None]:
+    """An error of the disk as one of ours."""
+    try:
+        yield
+    except OSError as error:
+        raise HybridError(f"{what}: {error.strerror or error}; earlier checkpoints are untouched") from error
