@@ -35,19 +35,16 @@ def make_session(
     """A session with fresh weights. One microbatch is what a batch of the session holds.
 
     progress(what, done, total) reports the set-up of a device. training: False for a session that only evaluates and
-    samples, and starts faster. Errors: ConfigError, LimitExceeded, NoAdapter.
+    samples, and starts faster. Errors: ConfigError, LimitExceeded, MissingDependency, NoAdapter.
     """
-    arguments: dict[str, Any] = {
-        "batch_size": config.data.microbatch_size,
-        "sequence_length": config.data.sequence_length,
-        "precision": config.precision.type,
-        "optimizer": optimizer_settings(config),
-        "max_grad_norm": config.optimizer.max_norm or None,
-        "loss_scaling": to_settings(config)["lossScaling"],
-        "seed": config.run.seed,
-        "recompute": config.backend.recompute,
-    }
-    if choose_backend(config, note) == "reference":
+    arguments = {**session_settings(config), "seed": config.run.seed}
+    backend = choose_backend(config, note)
+    if backend == "torch":
+        from hybrid.backends.torch.session import TorchSession
+
+        numerics = config.precision.numerics
+        return TorchSession(model_config(config), **arguments, device=config.backend.device, numerics=numerics)
+    if backend == "reference":
         from hybrid.backends.reference.session import ReferenceSession
 
         return ReferenceSession(model_config(config), **arguments)
@@ -62,6 +59,19 @@ def make_session(
         training=training,
         progress=progress,
     )
+
+
+def session_settings(config: RunConfig) -> dict[str, Any]:
+    """What a session is made for, beside the model: these are arguments of every session, and of `PlanSettings`."""
+    return {
+        "batch_size": config.data.microbatch_size,
+        "sequence_length": config.data.sequence_length,
+        "precision": config.precision.type,
+        "optimizer": optimizer_settings(config),
+        "max_grad_norm": config.optimizer.max_norm or None,
+        "loss_scaling": to_settings(config)["lossScaling"],
+        "recompute": config.backend.recompute,
+    }
 
 
 def _interval(config: RunConfig) -> int:
