@@ -25,10 +25,16 @@ from sys import byteorder
 from typing import Any, TypeAlias, TypeVar
 
 from hybrid.errors import HybridError
+from hybrid.random.shuffle import mix32
 
 # What flows between ops. A graph `Value` for the tracer, a `torch.Tensor` for torch: model code never looks inside.
 Tensor: TypeAlias = Any
 Result = TypeVar("Result")
+
+NO_TOKEN = 0xFFFFFFFF  # stands for a token before the start of a segment: no vocabulary has this id
+TOP_K_LIMIT = 256  # teacher columns of one row, at most
+MIN_TEMPERATURE = 1e-4
+PROBABILITY_FLOOR = 1e-8  # below it a probability counts as this in the loss of a distillation
 
 
 class OpError(HybridError, ValueError):
@@ -80,6 +86,25 @@ class Ops(ABC):
 
         Its gradient needs a row index of the ids, made on the host: `ids` must be an input of the program ("ids" or
         "positions").
+        """
+
+    @abstractmethod
+    def hashed_ngram_embedding(
+        self, ids: Tensor, segment_ids: Tensor | None, table: Table, *, order: int, seed: int = 0
+    ) -> Tensor:
+        """Rows of a table chosen by the last `order` tokens. ids, segment_ids u32 [B, T], table [buckets, C] ->
+        act [B, T, C]; y[b, t] = table[ngram_bucket((ids[b, t - order + 1], .., ids[b, t]), buckets, seed)].
+
+        A token before the row's start, or of another segment than position t, enters the hash as `NO_TOKEN`, so that
+        the first positions of a segment have rows of their own. order is at least 2; seed, a u32, makes several
+        tables (or several looks at one table) collide differently. Join the results with `concat` or `add`.
+
+        Its gradient needs a row index of the buckets, made on the host under the prefix `ngram_prefix(order, buckets,
+        seed)`: `ids` and `segment_ids` must be the inputs of these names. In a decoding trace `segment_ids` is None
+        and the tokens before the first come from the input `previous_ids` u32 [1, P], the latest last, P = the largest
+        order of the model less 1; where there is none it holds `NO_TOKEN`.
+        Source: hash embeddings, Svenstrup, Hansen and Winther 2017, arXiv:1709.03933; n-gram tables as memory:
+        Huang et al. 2025, "Over-Tokenized Transformer", arXiv:2501.16975.
         """
 
     @abstractmethod
@@ -170,6 +195,16 @@ class Ops(ABC):
         """
 
     @abstractmethod
+    def add_noise(self, x: Tensor, noise: Tensor, levels: Tensor) -> Tensor:
+        """x act [..], noise f32 of the same shape, levels f32 [2] -> act; y = levels[0] * x + levels[1] * noise.
+
+        With levels (sqrt(r / (1 + r)), sqrt(1 / (1 + r))) at the signal-to-noise ratio r it keeps the variance of x.
+        The noise is an input that the host draws, in float64 where its generator has logarithms and cosines, so that
+        every runtime adds the same numbers; levels may change from step to step. Source: Kingma et al. 2021,
+        "Variational Diffusion Models", arXiv:2107.00630.
+        """
+
+    @abstractmethod
     def cast(self, x: Tensor, dtype: str) -> Tensor:
         """Change the element type between "act" and "f32"."""
 
@@ -222,6 +257,75 @@ class Ops(ABC):
         rows: N x V of them never exist at once. A bias is an error. Source of the z-loss: Chowdhery et al. 2022,
         "PaLM", arXiv:2204.02311.
         """
+
+    @abstractmethod
+    def topk_kl(
+        self,
+        x: Tensor,
+        output: Linear,
+        teacher_ids: Tensor,
+        teacher_probs: Tensor,
+        teacher_targets: Tensor,
+        *,
+        temperature: float = 1.0,
+        alpha_kl: float = 1.0,
+        alpha_nll: float = 0.0,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Output projection and distillation loss against the k likeliest tokens of a teacher.
+
+        x act [.., C] read as N rows, weight [V, C], teacher_ids u32 [N, K] below V, teacher_probs f32 [N, K],
+        teacher_targets u32 with N entries (a column 0..K-1, or `IGNORE`) -> (loss, kl, nll), f32 [N] each.
+
+        With the logits l = (weight @ x[n])[teacher_ids[n]], q = softmax(l / temperature) over these K columns alone,
+        and p = max(teacher_probs[n], 0) made to add up to 1 (uniform if they are all 0):
+        kl = sum_k max(p_k, f) (log max(p_k, f) - log max(q_k, f)) with f = `PROBABILITY_FLOOR`;
+        nll = -log max(q[target], f), 0 where the target is ignored; loss = alpha_kl * kl + alpha_nll * nll.
+        The floor bounds the loss, not what is learnt: d loss / d l_k = (alpha_kl (q_k - p_k) + alpha_nll (q_k -
+        [k == target])) / temperature, without the factor temperature^2 of the source. Only loss can be differentiated.
+
+        A column whose id is `IGNORE` is absent; a row without columns gives exactly 0 in all three and no gradient. An
+        id that occurs twice counts twice. K is at most `TOP_K_LIMIT`, temperature at least `MIN_TEMPERATURE`. Logits
+        are made in chunks of rows, as in `cross_entropy_head`; a bias is an error. Source: Hinton, Vinyals and Dean
+        2015, "Distilling the Knowledge in a Neural Network", arXiv:1503.02531.
+        """
+
+    @abstractmethod
+    def triplet_hinge(
+        self,
+        anchor: Tensor,
+        positive: Tensor,
+        negative: Tensor,
+        mask: Tensor,
+        columns: Tensor | None = None,
+        *,
+        margin: float,
+    ) -> Tensor:
+        """Rows nearer to their positives than to their negatives, by a margin. anchor, positive and negative act
+        [N, C], mask u32 [N], columns u32 [N, K] below C or None -> f32 [N].
+
+        y = max(0, margin + d(anchor, positive) - d(anchor, negative)), where d is the mean of squared differences over
+        the C columns, or over those that `columns` names for the row (one named twice counts twice). A row whose mask
+        is 0 gives exactly 0 and no gradient, as does one at exactly 0. The margin is finite and not negative. Source:
+        Schroff, Kalenichenko and Philbin 2015, "FaceNet", arXiv:1503.03832.
+        """
+
+
+def ngram_bucket(gram: Sequence[int], buckets: int, seed: int) -> int:
+    """The table row of an n-gram of token ids, oldest first (u32 each; `NO_TOKEN` where there is none).
+
+    h = mix32(seed + n * 0x9e3779b9), then h = mix32(h ^ id) for each id, all modulo 2^32; the row is h mod buckets.
+    mix32 is the mixer of `random.shuffle`: shifts, exclusive ors and 32-bit products, which Python, NumPy, WGSL,
+    JavaScript (`Math.imul`) and torch compute alike.
+    """
+    h = mix32((seed + len(gram) * 0x9E3779B9) & 0xFFFFFFFF)
+    for token in gram:
+        h = mix32(h ^ token)
+    return h % buckets
+
+
+def ngram_prefix(order: int, buckets: int, seed: int) -> str:
+    """What stands before `row_order` and its companions in the names of an n-gram table's row index."""
+    return f"ngram_{order}_{buckets}_{seed}_"
 
 
 @lru_cache(maxsize=8)  # pure Python: a long context takes a second

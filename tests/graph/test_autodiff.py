@@ -126,6 +126,24 @@ def test_an_embedding_of_ids_without_a_row_index_is_refused() -> None:
         backward(tracer.graph, {y: tracer.input("seed", y.shape, ACT)})
 
 
+def test_an_ngram_table_over_other_ids_or_segments_is_refused() -> None:
+    tracer = Tracer()
+    ids, segments, other = (tracer.input(name, (1, 2), U32) for name in ("ids", "segment_ids", "other"))
+    table = Table(tracer.parameter("table", (4, 3)))
+    for arguments, named in (((other, segments), "'other' and 'segment_ids'"), ((ids, other), "'ids' and 'other'")):
+        y = tracer.hashed_ngram_embedding(*arguments, table, order=2)
+        with pytest.raises(OpError, match=f"'table' needs a row index .* not for {named}"):
+            backward(tracer.graph, {y: tracer.input("seed", y.shape, ACT)})
+
+
+def test_the_levels_of_noise_have_no_gradient() -> None:
+    tracer = Tracer()
+    x, levels = tracer.input("x", (3,), ACT), tracer.input("levels", (2,), F32)
+    y = tracer.add_noise(x, tracer.input("noise", (3,), F32), levels)
+    with pytest.raises(OpError, match="cannot pass a gradient to its levels"):
+        backward(tracer.graph, {y: tracer.input("seed", (3,), ACT)}, wrt=[levels])
+
+
 def test_a_parameter_in_an_elementwise_op_is_refused() -> None:
     tracer = Tracer()
     y = tracer.scale(tracer.parameter("p", (3,)), 2.0)

@@ -32,12 +32,40 @@ def parameter(tracer: Tracer, *shape: int) -> Value:
     return tracer.parameter(f"p{shape}", shape)
 
 
+def ngram(tracer: Tracer, segment_ids: Value | None, **settings: int) -> Value:
+    return tracer.hashed_ngram_embedding(u32(tracer, 2, 3), segment_ids, Table(parameter(tracer, 9, 5)), **settings)  # type: ignore[arg-type]
+
+
+def distil(
+    tracer: Tracer,
+    *,
+    ids: Value | None = None,
+    probs: Value | None = None,
+    targets: Value | None = None,
+    bias: Value | None = None,
+    **settings: float,
+) -> object:
+    teacher = (ids or u32(tracer, 6, 3), probs or f32(tracer, 6, 3), targets or u32(tracer, 6))
+    return tracer.topk_kl(act(tracer, 2, 3, 4), Linear(parameter(tracer, 9, 4), bias), *teacher, **settings)
+
+
+def triplet(tracer: Tracer, negative: Value, mask: Value, columns: Value | None = None, margin: float = 0.2) -> Value:
+    return tracer.triplet_hinge(act(tracer, 3, 4), act(tracer, 3, 4), negative, mask, columns, margin=margin)
+
+
 def test_types_of_every_result(tracer: Tracer) -> None:
     x, ids, rows = act(tracer, 2, 3, 4), u32(tracer, 2, 3), f32(tracer, 6)
     heads = tracer.reshape(x, (0, 0, 2, 2))
     split = tracer.split(x, (1, 3))
     loss, nll = tracer.cross_entropy_head(x, Linear(parameter(tracer, 9, 4)), ids, f32(tracer, 1))
+    distilled = tracer.topk_kl(x, Linear(parameter(tracer, 9, 4)), u32(tracer, 6, 3), f32(tracer, 6, 3), ids)
+    flat = tracer.reshape(x, (6, 4))
     expected = {
+        **dict.fromkeys(distilled, Type((6,), F32)),
+        tracer.hashed_ngram_embedding(ids, ids, Table(parameter(tracer, 9, 5)), order=2): Type((2, 3, 5), ACT),
+        tracer.add_noise(x, f32(tracer, 2, 3, 4), f32(tracer, 2)): Type((2, 3, 4), ACT),
+        tracer.triplet_hinge(flat, flat, flat, u32(tracer, 6), margin=0.0): Type((6,), F32),
+        tracer.triplet_hinge(flat, flat, flat, u32(tracer, 6), u32(tracer, 6, 9), margin=0.5): Type((6,), F32),
         tracer.embedding(ids, Table(parameter(tracer, 9, 5))): Type((2, 3, 5), ACT),
         tracer.linear(x, Linear(parameter(tracer, 7, 4))): Type((2, 3, 7), ACT),
         tracer.rms_norm(x, Norm(parameter(tracer, 4)), 1e-5): Type((2, 3, 4), ACT),
@@ -124,6 +152,23 @@ WRONG: list[tuple[str, Callable[[Tracer], object], str]] = [
     ("mean", lambda t: t.mean(f32(t, 2, 3)), "rank 1"),
     ("mse", lambda t: t.mse(act(t, 2), f32(t, 2)), "one shape"),
     ("log_softmax", lambda t: t.log_softmax(act(t, 2)), "rank 2"),
+    ("hashed_ngram_embedding", lambda t: ngram(t, u32(t, 2, 3), order=1), "order 1"),
+    ("hashed_ngram_embedding", lambda t: ngram(t, u32(t, 2, 3), order=2, seed=2**32), "seed 4294967296"),
+    ("hashed_ngram_embedding", lambda t: ngram(t, u32(t, 3, 2), order=2), r"segment_ids must be \[B, T\]"),
+    ("hashed_ngram_embedding", lambda t: ngram(t, None, order=2), "segment_ids are needed"),
+    ("add_noise", lambda t: t.add_noise(act(t, 2, 3), f32(t, 3, 2), f32(t, 2)), "one shape"),
+    ("add_noise", lambda t: t.add_noise(act(t, 2, 3), act(t, 2, 3), f32(t, 2)), "noise must be f32"),
+    ("add_noise", lambda t: t.add_noise(act(t, 2, 3), f32(t, 2, 3), f32(t, 1)), "levels must have 2 entries"),
+    ("topk_kl", lambda t: distil(t, ids=u32(t, 6, 2)), r"must be \[6, K\]"),
+    ("topk_kl", lambda t: distil(t, targets=u32(t, 5)), "teacher_targets have 6 entries"),
+    ("topk_kl", lambda t: distil(t, ids=u32(t, 6, 257), probs=f32(t, 6, 257)), "K must be at most 256"),
+    ("topk_kl", lambda t: distil(t, temperature=1e-5), "temperature 1e-05"),
+    ("topk_kl", lambda t: distil(t, alpha_kl=float("nan")), "alpha_kl nan"),
+    ("topk_kl", lambda t: distil(t, bias=parameter(t, 9)), "bias"),
+    ("triplet_hinge", lambda t: triplet(t, act(t, 3, 5), u32(t, 3)), "one shape"),
+    ("triplet_hinge", lambda t: triplet(t, act(t, 3, 4), u32(t, 4)), "mask must have 3 entries"),
+    ("triplet_hinge", lambda t: triplet(t, act(t, 3, 4), u32(t, 3), u32(t, 4, 2)), r"columns must be \[3, K\]"),
+    ("triplet_hinge", lambda t: triplet(t, act(t, 3, 4), u32(t, 3), margin=-0.1), "margin -0.1"),
     (
         "cross_entropy_head",
         lambda t: t.cross_entropy_head(act(t, 6, 4), Linear(parameter(t, 9, 4)), u32(t, 5), f32(t, 1)),
@@ -185,6 +230,18 @@ def test_decoding_has_one_cache_pair_for_each_attention_call() -> None:
     assert list(tracer.graph.caches) == ["a.key", "a.value", "a.1.key", "a.1.value", "b.key", "b.value"]
     assert {cache.type for cache in tracer.graph.caches.values()} == {Type((8, 2, 4), ACT)}
     assert [node.op for node in tracer.graph.nodes] == ["cache_write", "cache_write", "attention_cached"] * 3
+
+
+def test_decoding_asks_for_as_many_earlier_tokens_as_the_largest_order_needs() -> None:
+    tracer = Tracer(training=False, cache_length=8)
+    table = Table(parameter(tracer, 9, 5))
+    for order in (2, 4, 3):
+        tracer.hashed_ngram_embedding(u32(tracer, 1, 3), None, table, order=order)
+    assert tracer.graph.inputs["previous_ids"].type == Type((1, 3), U32)
+    with pytest.raises(OpError, match="no segment_ids"):
+        tracer.hashed_ngram_embedding(u32(tracer, 1, 3), u32(tracer, 1, 3), table, order=2)
+    with pytest.raises(OpError, match="batch 1"):
+        tracer.hashed_ngram_embedding(u32(tracer, 2, 3), None, table, order=2)
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from hybrid.backends.reference.executor import Executor
-from hybrid.backends.row_index import row_index
-from hybrid.data.batch import IGNORE
+from hybrid.backends.row_index import row_indices
+from hybrid.data.batch import IGNORE, Batch
 from hybrid.graph.autodiff import backward
-from hybrid.graph.ir import ACT, F32, U32, Value
+from hybrid.graph.ir import ACT, F32, U32, Graph, Value
 from hybrid.graph.tracer import Tracer
 from hybrid.ops import Linear, Norm, Table
 
@@ -25,7 +25,8 @@ Named = dict[str, Any]
 
 @dataclass(frozen=True)
 class Case:
-    """parameters and floats: shapes of what is differentiated; f32: floats of type f32 instead of act; ids: u32 inputs.
+    """parameters and floats: shapes of what is differentiated; f32: floats of type f32 instead of act; ids: u32 inputs;
+    fixed: f32 inputs that nobody differentiates.
 
     trace(tracer, values) gives one value, or a tuple of values that all get a gradient; torch(tensors) the same from
     torch tensors.
@@ -38,6 +39,7 @@ class Case:
     floats: dict[str, tuple[int, ...]] = field(default_factory=dict)
     f32: frozenset[str] = frozenset()
     ids: dict[str, Any] = field(default_factory=dict)
+    fixed: dict[str, Any] = field(default_factory=dict)
 
 
 def attention(q: Any, k: Any, v: Any, segments: Any, scale: float, window: int | None) -> Any:
@@ -70,11 +72,75 @@ def losses(x: Any, weight: Any, targets: Any, z: Any) -> Any:
     return torch.where(counted, nll + z * lse**2, torch.zeros_like(nll))
 
 
+def mixed(word: Any) -> Any:
+    """The 32-bit mixer on int64 tensors; products in halves, so that none leaves 48 bits."""
+
+    def times(a: Any, b: int) -> Any:
+        return (a * (b & 0xFFFF) + (((a * (b >> 16)) & 0xFFFF) << 16)) & 0xFFFFFFFF
+
+    word = times(word ^ (word >> 16), 0x7FEB352D)
+    word = times(word ^ (word >> 15), 0x846CA68B)
+    return word ^ (word >> 16)
+
+
+def ngram_rows(ids: Any, segments: Any, order: int, buckets: int, seed: int) -> Any:
+    """Position by position, from the definition."""
+    rows = torch.empty_like(ids)
+    for b in range(ids.shape[0]):
+        for t in range(ids.shape[1]):
+            h = mixed(torch.tensor((seed + order * 0x9E3779B9) % 2**32))
+            for place in range(t - order + 1, t + 1):
+                inside = place >= 0 and segments[b, place] == segments[b, t]
+                h = mixed(h ^ (ids[b, place] if inside else 0xFFFFFFFF))
+            rows[b, t] = h % buckets
+    return rows
+
+
+def distilled(x: Any, weight: Any, v: Named, temperature: float, alpha_kl: float, alpha_nll: float) -> Any:
+    """Row by row: only the columns that are there, and torch's own KL divergence and cross-entropy."""
+    rows = []
+    for n, (ids, probabilities, target) in enumerate(
+        zip(v["teacher_ids"], v["teacher_probs"], v["targets"], strict=True)
+    ):
+        there = ids != IGNORE
+        if not there.any():
+            rows.append(x.sum() * 0.0)
+            continue
+        logits = (weight[ids[there]] @ x[n]) / temperature
+        p = probabilities[there].clamp(min=0.0)
+        p = p / p.sum() if p.sum() > 0 else torch.full_like(p, 1.0 / len(p))
+        loss = alpha_kl * F.kl_div(logits.log_softmax(0), p, reduction="sum")
+        if target != IGNORE:
+            column = int(there[:target].sum())
+            loss = loss + alpha_nll * F.cross_entropy(logits[None], torch.tensor([column]))
+        rows.append(loss)
+    return torch.stack(rows)
+
+
+def hinge(a: Any, p: Any, n: Any, mask: Any, columns: Any, margin: float) -> Any:
+    """By torch's triplet loss, whose distance is made the mean of squares."""
+
+    def distance(u: Any, v: Any) -> Any:
+        return F.mse_loss(u, v, reduction="none").mean(-1)
+
+    if columns is not None:
+        a, p, n = (x.gather(1, columns) for x in (a, p, n))
+    loss = F.triplet_margin_with_distance_loss(a, p, n, distance_function=distance, margin=margin, reduction="none")
+    return torch.where(mask != 0, loss, 0.0)
+
+
 IDS = np.array([[3, 0, 3, 5], [1, 3, 0, 0]], np.uint32)
 POSITIONS = np.array([[0, 1, 2, 3], [0, 1, 0, 1]], np.uint32)
 SEGMENTS = np.array([[1, 1, 1, 2, 2, 2], [1, 2, 2, 2, 3, 0]], np.uint32)
 ONE_SEGMENT = np.ones((2, 6), np.uint32)
 TARGETS = np.array([2, IGNORE, 0, 6, 2], np.uint32)
+NGRAM_IDS = np.array([[3, 0, 3, 0, 3, 0], [1, 3, 0, 1, 3, 0]], np.uint32)
+ABSENT = [IGNORE] * 3
+TEACHER_IDS = np.array([[2, 0, 6], [4, IGNORE, 1], ABSENT, [3, 3, 5], [6, 1, 2]], np.uint32)
+TEACHER_PROBS = np.array([[0.5, 0.25, 0.125], [0.5, 9.0, 0.75], [0.5, 0.25, 0.25], [0.0, 0.0, 0.0], [0.5, 0.5, 0.25]])
+TEACHER_TARGETS = np.array([0, 2, 1, IGNORE, 1], np.uint32)
+MASK = np.array([1, 0, 1, 7], np.uint32)
+COLUMNS = np.array([[5, 0, 2], [1, 1, 2], [4, 0, 4], [3, 2, 1]], np.uint32)
 
 
 def _attention_case(name: str, heads: int, kv_heads: int, segments: Array, window: int | None) -> Case:
@@ -107,6 +173,40 @@ def _unary(
         lambda v: compute(v["x"]),
         floats={"x": shape},
         f32=frozenset({"x"}) if f32 else frozenset(),
+    )
+
+
+def _ngram_case(name: str, order: int, seed: int, segments: Array) -> Case:
+    return Case(
+        name,
+        lambda t, v: t.hashed_ngram_embedding(v["ids"], v["segment_ids"], Table(v["table"]), order=order, seed=seed),
+        lambda v: v["table"][ngram_rows(v["ids"], v["segment_ids"], order, 5, seed)],
+        parameters={"table": (5, 3)},
+        ids={"ids": NGRAM_IDS, "segment_ids": segments},
+    )
+
+
+def _distillation_case(name: str, temperature: float, alpha_kl: float, alpha_nll: float) -> Case:
+    settings = {"temperature": temperature, "alpha_kl": alpha_kl, "alpha_nll": alpha_nll}
+    teacher = ("teacher_ids", "teacher_probs", "targets")
+    return Case(
+        name,
+        lambda t, v: t.topk_kl(v["x"], Linear(v["weight"]), *(v[n] for n in teacher), **settings)[0],
+        lambda v: distilled(v["x"], v["weight"], v, **settings),
+        parameters={"weight": (7, 4)},
+        floats={"x": (5, 4)},
+        ids={"teacher_ids": TEACHER_IDS, "targets": TEACHER_TARGETS},
+        fixed={"teacher_probs": TEACHER_PROBS},
+    )
+
+
+def _triplet_case(name: str, margin: float, columns: Array | None) -> Case:
+    return Case(
+        name,
+        lambda t, v: t.triplet_hinge(v["a"], v["p"], v["n"], v["mask"], v.get("columns"), margin=margin),
+        lambda v: hinge(v["a"], v["p"], v["n"], v["mask"], v.get("columns"), margin),
+        floats={"a": (4, 6), "p": (4, 6), "n": (4, 6)},
+        ids={"mask": MASK} | ({} if columns is None else {"columns": columns}),
     )
 
 
@@ -210,6 +310,23 @@ CASES = [
         parameters={"weight": (7, 4)},
         floats={"x": (5, 4)},
         ids={"targets": TARGETS},
+        fixed={"z_loss": np.array([0.3])},
+    ),
+    _ngram_case("ngram_of_two", 2, 0, ONE_SEGMENT),
+    _ngram_case("ngram_of_three_in_segments", 3, 7, SEGMENTS),
+    _ngram_case("ngram_longer_than_the_row", 9, 4_000_000_000, SEGMENTS),
+    _distillation_case("topk_kl", 1.0, 1.0, 0.0),
+    _distillation_case("topk_kl_warm_with_targets", 2.5, 0.7, 0.4),
+    _triplet_case("triplet_hinge", 0.2, None),
+    _triplet_case("triplet_hinge_always_active", 50.0, None),
+    _triplet_case("triplet_hinge_on_columns", 0.2, COLUMNS),
+    Case(
+        "add_noise",
+        lambda t, v: t.add_noise(v["x"], v["noise"], v["levels"]),
+        lambda v: 0.8 * v["x"] - 0.6 * v["noise"],
+        floats={"x": (2, 3, 4), "noise": (2, 3, 4)},
+        f32=frozenset({"noise"}),
+        fixed={"levels": np.array([0.8, -0.6])},
     ),
 ]
 
@@ -231,8 +348,8 @@ def traced(case: Case, precision: str) -> Traced:
         values[name] = tracer.input(name, shape, F32 if name in case.f32 else ACT)
     for name, array in case.ids.items():
         values[name] = tracer.input(name, array.shape, U32)
-    if case.name == "cross_entropy_head":
-        values["z_loss"] = tracer.input("z_loss", (1,), F32)
+    for name, array in case.fixed.items():
+        values[name] = tracer.input(name, array.shape, F32)
     result = case.trace(tracer, values)
     results: tuple[Value, ...] = result if isinstance(result, tuple) else (result,)
     seeds = {y: tracer.input(f"upstream_{i}", y.shape, y.dtype) for i, y in enumerate(results)}
@@ -241,13 +358,12 @@ def traced(case: Case, precision: str) -> Traced:
     graph.outputs.update({f"y_{i}": y for i, y in enumerate(results)})
     wanted = {name: f"d_{name}" for name in case.floats}
     graph.outputs.update({wanted[name]: gradients[values[name]] for name in case.floats})
-    index = {name: a for kind in ("ids", "positions") if kind in case.ids for name, a in _index(kind, case).items()}
-    ids = {**case.ids, **index, "z_loss": np.array([0.3])}
-    return Traced(Executor(graph, precision), len(results), wanted, ids)
+    return Traced(Executor(graph, precision), len(results), wanted, {**case.ids, **case.fixed, **_index(graph, case)})
 
 
-def _index(kind: str, case: Case) -> dict[str, Array]:
-    return dict(row_index(case.ids[kind], "" if kind == "ids" else "pos_"))
+def _index(graph: Graph, case: Case) -> dict[str, Array]:
+    ids = {name: case.ids.get(name, np.zeros((1, 1), np.uint32)) for name in ("ids", "positions", "segment_ids")}
+    return dict(row_indices(graph.inputs, Batch(**ids, targets=ids["ids"], sample_ids=np.zeros(1, np.uint32))))
 
 
 def random_arrays(case: Case, seed: int) -> tuple[dict[str, Array], dict[str, Array]]:

@@ -32,7 +32,8 @@ def test_value_and_gradient_equal_torch(case: Case, precision: str) -> None:
 
     leaves = {n: torch.tensor(a, dtype=torch.float64, requires_grad=True) for n, a in {**parameters, **floats}.items()}
     ids = {n: torch.tensor(a.astype(np.int64)) for n, a in case.ids.items()}
-    expected = case.torch({**leaves, **ids})
+    fixed = {n: torch.tensor(a) for n, a in case.fixed.items()}
+    expected = case.torch({**leaves, **ids, **fixed})
     expected = expected if isinstance(expected, tuple) else (expected,)
     torch.autograd.backward(expected, [torch.tensor(w) for w in upstream])
     # Rotary tables are float32 constants in every precision; all else is exact to rounding.

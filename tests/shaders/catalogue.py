@@ -52,6 +52,9 @@ def launches(precision: str) -> Iterator[Launch]:
         yield embedding.scatter_rows(2, 3, n, **p)
         for gradient in (True, False):
             yield loss.cross_entropy(3, n, gradient=gradient, **p)
+        yield elementwise.add_noise(n, **p)
+        yield elementwise.add_noise_grad(n, level=0, to="act", **p)
+        yield elementwise.add_noise_grad(n, level=1, to="f32", **p)
         yield loss.log_softmax(3, n, **p)
         yield loss.log_softmax_grad(3, n, **p)
         for rows in (1, 2):
@@ -62,6 +65,14 @@ def launches(precision: str) -> Iterator[Launch]:
         yield attention.attention_delta(1, 5, 2, n, **p)
         yield decode.cache_write(2, n, cache_length=5, **p)
         yield decode.attention_cached(2, 2, n, kv_heads=1, cache_length=5, scale=0.5, **p)
+    for history in (0, 3):
+        yield embedding.ngram_buckets(6, 3, order=2, buckets=5, seed=0, history=history, **p)
+    distillation = {"temperature": 2.0, "alpha_kl": 1.0, "alpha_nll": 0.5, **p}
+    yield loss.topk_kl(3, 8, 4, **distillation)
+    yield loss.topk_kl_grad(3, 8, 4, **distillation)
+    for listed in (None, 2):
+        yield loss.triplet_hinge(3, 8, listed, margin=0.2, **p)
+        yield loss.triplet_hinge_grad(3, 8, listed, **p)
     yield elementwise.dropout(2, 12, site=0, rate=0.1, **p)
     where = {"source_width": 4, "source_first": 0, "target_width": 8, "target_first": 4}
     yield elementwise.copy_columns(3, 4, **where, **p)

@@ -13,7 +13,7 @@ from typing import Any
 
 from hybrid.graph.ir import ACT, F32, U32, Graph, Node, Type, Value
 from hybrid.graph.tracer import Region
-from hybrid.ops import OpError
+from hybrid.ops import OpError, ngram_prefix
 
 Gradients = list[Value | None]  # one for each input of a node; None where there is none
 
@@ -42,6 +42,12 @@ class Emitter:
         if name not in self.graph.inputs:
             self.graph.inputs[name] = self.graph.new_value(shape, U32, "input", name)
         return self.graph.inputs[name]
+
+    def row_index(self, prefix: str, ids: Value) -> list[Value]:
+        """The inputs that list, for each distinct id, its positions; see `backends.row_index`."""
+        rows = ids.type.elements
+        sizes = {"row_order": rows, "row_starts": rows + 1, "row_ids": rows, "row_count": 1}
+        return [self.input(prefix + name, (size,)) for name, size in sizes.items()]
 
     def reshape(self, x: Value, shape: tuple[int, ...]) -> Value:
         return x if x.shape == shape else self.one("reshape", [x], Type(shape, x.dtype), shape=shape)
@@ -89,11 +95,22 @@ def _embedding(emit: Emitter, node: Node, dys: Gradients, needs: tuple[bool, ...
             f"embedding in {node.scope!r}: the gradient of {table.name!r} needs a row index made on the host, which "
             f"exists for the inputs {' and '.join(prefixes)}, not for {ids.name or 'a computed value'!r}"
         )
-    rows, prefix = ids.type.elements, prefixes[ids.name]
-    sizes = {"row_order": rows, "row_starts": rows + 1, "row_ids": rows, "row_count": 1}
-    index = [emit.input(prefix + name, (size,)) for name, size in sizes.items()]
-    emit.accumulate("embedding_grad", [only(node, dys), *index], table)
+    emit.accumulate("embedding_grad", [only(node, dys), *emit.row_index(prefixes[ids.name], ids)], table)
     return [None, None]
+
+
+@rule("hashed_ngram_embedding")
+def _hashed_ngram_embedding(emit: Emitter, node: Node, dys: Gradients, needs: tuple[bool, ...]) -> Gradients:
+    ids, segment_ids, table = node.inputs
+    if (ids.kind, ids.name, segment_ids.kind, segment_ids.name) != ("input", "ids", "input", "segment_ids"):
+        given = " and ".join(repr(value.name or "a computed value") for value in (ids, segment_ids))
+        raise OpError(
+            f"hashed_ngram_embedding in {node.scope!r}: the gradient of {table.name!r} needs a row index made on the "
+            f"host, which exists for the inputs ids and segment_ids, not for {given}"
+        )
+    prefix = ngram_prefix(node.attrs["order"], table.shape[0], node.attrs["seed"])
+    emit.accumulate("embedding_grad", [only(node, dys), *emit.row_index(prefix, ids)], table)
+    return [None, None, None]
 
 
 @rule("linear")
@@ -190,6 +207,19 @@ def _dropout(emit: Emitter, node: Node, dys: Gradients, needs: tuple[bool, ...])
     return [emit.one("dropout", [only(node, dys), *keys], x.type, **node.attrs), None, None, None]
 
 
+@rule("add_noise")
+def _add_noise(emit: Emitter, node: Node, dys: Gradients, needs: tuple[bool, ...]) -> Gradients:
+    x, noise, levels = node.inputs
+    dy = only(node, dys)
+    if needs[2]:
+        raise OpError(f"add_noise in {node.scope!r} cannot pass a gradient to its levels")
+    parts = [(x, 0), (noise, 1)]
+    return [
+        *(emit.one("add_noise_grad", [dy, levels], value.type, level=i) if needs[i] else None for value, i in parts),
+        None,
+    ]
+
+
 @rule("cast")
 def _cast(emit: Emitter, node: Node, dys: Gradients, needs: tuple[bool, ...]) -> Gradients:
     (x,) = node.inputs
@@ -256,8 +286,34 @@ def _cross_entropy_head(emit: Emitter, node: Node, dys: Gradients, needs: tuple[
     return [dx, None, None, None]
 
 
+@rule("topk_kl")
+def _topk_kl(emit: Emitter, node: Node, dys: Gradients, needs: tuple[bool, ...]) -> Gradients:
+    x, weight, *teacher = node.inputs
+    # The outputs stand among the inputs because a lowering computes loss and gradient from the same logits.
+    inputs = (x, weight, *teacher, node.outputs[0], only(node, dys))
+    dx = emit.graph.new_value(x.shape, ACT)
+    accumulates = weight.name if needs[1] else None
+    emit.graph.nodes.append(Node("topk_kl_grad", inputs, (dx,), dict(node.attrs), emit.scope, accumulates))
+    return [dx, None, None, None, None]
+
+
+@rule("triplet_hinge")
+def _triplet_hinge(emit: Emitter, node: Node, dys: Gradients, needs: tuple[bool, ...]) -> Gradients:
+    # With K columns: da = 2/K (n - p), dp = 2/K (p - a), dn = 2/K (a - n), where the hinge is above 0.
+    a, p, n, mask, *columns = node.inputs
+    rest = [mask, node.outputs[0], only(node, dys), *columns]
+    pairs = ((n, p), (p, a), (a, n))
+    gradients: Gradients = [
+        emit.one("triplet_hinge_grad", [u, v, *rest], a.type) if needed else None
+        for (u, v), needed in zip(pairs, needs[:3], strict=True)
+    ]
+    return [*gradients, None, *[None for _ in columns]]
+
+
 # Ops that pass a gradient to a parameter only through a node with `accumulates`.
-TAKES_PARAMETERS = frozenset({"embedding", "linear", "rms_norm", "layer_norm", "cross_entropy_head"})
+TAKES_PARAMETERS = frozenset(
+    {"embedding", "hashed_ngram_embedding", "linear", "rms_norm", "layer_norm", "cross_entropy_head", "topk_kl"}
+)
 
 
 def backward(

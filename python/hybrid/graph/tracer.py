@@ -10,7 +10,7 @@ from math import isfinite, prod
 from typing import Any, NoReturn
 
 from hybrid.graph.ir import ACT, F32, U32, Graph, Node, Type, Value
-from hybrid.ops import Linear, Norm, OpError, Ops, Result, Table, rope_table
+from hybrid.ops import MIN_TEMPERATURE, TOP_K_LIMIT, Linear, Norm, OpError, Ops, Result, Table, rope_table
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,8 @@ class Tracer(Ops):
     `attention` writes keys and values to caches of that many rows, one pair for each call, and attends to them.
 
     The graph's inputs appear as they are asked for (`input`); those that only some models need (`sample_ids`,
-    `data_step`, `dropout_keys`, `start`) when an op first needs them. Values that flow here are `graph.ir.Value`s.
+    `data_step`, `dropout_keys`, `start`, `previous_ids`) when an op first needs them. Values that flow here are
+    `graph.ir.Value`s.
     """
 
     def __init__(self, *, training: bool = True, cache_length: int | None = None) -> None:
@@ -122,6 +123,36 @@ class Tracer(Ops):
         self._is("embedding", "ids", ids, (U32,), 2)
         self._is_parameter("embedding", "table", table.weight, (None, None))
         return self._record("embedding", (ids, table.weight), [((*ids.shape, table.weight.shape[1]), ACT)])[0]
+
+    def hashed_ngram_embedding(
+        self, ids: Value, segment_ids: Value | None, table: Table, *, order: int, seed: int = 0
+    ) -> Value:
+        op = "hashed_ngram_embedding"
+        self._is(op, "ids", ids, (U32,), 2)
+        self._is_parameter(op, "table", table.weight, (None, None))
+        self._check(op, order >= 2, f"order {order} must be at least 2", ids)
+        self._check(op, 0 <= seed < 2**32, f"seed {seed} must be a u32", ids)
+        if self.cache_length is None:
+            self._check(op, segment_ids is not None, "segment_ids are needed outside decoding", ids)
+            assert segment_ids is not None
+            self._is(op, "segment_ids", segment_ids, (U32,), 2)
+            self._check(op, segment_ids.shape == ids.shape, "segment_ids must be [B, T]", ids, segment_ids)
+            context = segment_ids
+        else:
+            self._check(op, segment_ids is None, "decoding reads one sequence and takes no segment_ids", ids)
+            self._check(op, ids.shape[0] == 1, "decoding takes batch 1", ids)
+            context = self._previous_ids(order - 1)
+        inputs, shape = (ids, context, table.weight), (*ids.shape, table.weight.shape[1])
+        attrs = {"order": int(order), "seed": int(seed), "decoding": self.cache_length is not None}
+        return self._record(op, inputs, [(shape, ACT)], **attrs)[0]
+
+    def _previous_ids(self, count: int) -> Value:
+        """The tokens before those of a decoding call: as many as the largest order met so far looks back at."""
+        if "previous_ids" not in self.graph.inputs:
+            self.graph.inputs["previous_ids"] = self.graph.new_value((1, count), U32, "input", "previous_ids")
+        value = self.graph.inputs["previous_ids"]
+        value.type = Type((1, max(count, value.shape[1])), U32)
+        return value
 
     def linear(self, x: Value, leaf: Linear) -> Value:
         self._is("linear", "x", x, (ACT,))
@@ -263,6 +294,15 @@ class Tracer(Ops):
         outputs = [(x.shape, ACT)]
         return self._record("dropout", (x, samples, step, keys), outputs, site=len(sites) - 1, rate=float(rate))[0]
 
+    def add_noise(self, x: Value, noise: Value, levels: Value) -> Value:
+        op = "add_noise"
+        self._is(op, "x", x, (ACT,))
+        self._is(op, "noise", noise, (F32,))
+        self._is(op, "levels", levels, (F32,), 1)
+        self._check(op, noise.shape == x.shape, "x and noise must have one shape", x, noise)
+        self._check(op, levels.shape == (2,), "levels must have 2 entries", levels)
+        return self._record(op, (x, noise, levels), [(x.shape, ACT)])[0]
+
     def cast(self, x: Value, dtype: str) -> Value:
         self._is("cast", "x", x, (ACT, F32))
         self._check("cast", dtype in (ACT, F32), f"dtype {dtype!r} must be {ACT} or {F32}", x)
@@ -349,6 +389,69 @@ class Tracer(Ops):
         inputs = (self.reshape(x, (rows, x.shape[-1])), output.weight, self.reshape(targets, (rows,)), z_loss)
         loss, nll, _ = self._record(op, inputs, [((rows,), F32)] * 3)
         return loss, nll
+
+    def topk_kl(
+        self,
+        x: Value,
+        output: Linear,
+        teacher_ids: Value,
+        teacher_probs: Value,
+        teacher_targets: Value,
+        *,
+        temperature: float = 1.0,
+        alpha_kl: float = 1.0,
+        alpha_nll: float = 0.0,
+    ) -> tuple[Value, Value, Value]:
+        op = "topk_kl"
+        self._is(op, "x", x, (ACT,))
+        self._is_parameter(op, "weight", output.weight, (None, x.shape[-1]))
+        self._check(op, output.bias is None, "an output projection with a bias is not defined", x)
+        self._is(op, "teacher_ids", teacher_ids, (U32,), 2)
+        self._is(op, "teacher_probs", teacher_probs, (F32,), 2)
+        self._is(op, "teacher_targets", teacher_targets, (U32,))
+        rows, columns = prod(x.shape[:-1]), teacher_ids.shape[1]
+        fits = teacher_ids.shape == teacher_probs.shape == (rows, columns) and teacher_targets.type.elements == rows
+        problem = f"teacher_ids and teacher_probs must be [{rows}, K], teacher_targets have {rows} entries"
+        self._check(op, fits, problem, x, teacher_ids, teacher_probs, teacher_targets)
+        self._check(op, columns <= TOP_K_LIMIT, f"K must be at most {TOP_K_LIMIT}", teacher_ids)
+        fits = isfinite(temperature) and temperature >= MIN_TEMPERATURE
+        self._check(op, fits, f"temperature {temperature} must be finite and at least {MIN_TEMPERATURE}", x)
+        fits = isfinite(alpha_kl) and isfinite(alpha_nll)
+        self._check(op, fits, f"alpha_kl {alpha_kl} and alpha_nll {alpha_nll} must be finite", x)
+        inputs = (
+            self.reshape(x, (rows, x.shape[-1])),
+            output.weight,
+            teacher_ids,
+            teacher_probs,
+            self.reshape(teacher_targets, (rows,)),
+        )
+        attrs = {"temperature": float(temperature), "alpha_kl": float(alpha_kl), "alpha_nll": float(alpha_nll)}
+        loss, kl, nll = self._record(op, inputs, [((rows,), F32)] * 3, **attrs)
+        return loss, kl, nll
+
+    def triplet_hinge(
+        self,
+        anchor: Value,
+        positive: Value,
+        negative: Value,
+        mask: Value,
+        columns: Value | None = None,
+        *,
+        margin: float,
+    ) -> Value:
+        op = "triplet_hinge"
+        for name, value in (("anchor", anchor), ("positive", positive), ("negative", negative)):
+            self._is(op, name, value, (ACT,), 2)
+            self._check(op, value.shape == anchor.shape, "all three must have one shape", anchor, positive, negative)
+        rows = anchor.shape[0]
+        self._is(op, "mask", mask, (U32,), 1)
+        self._check(op, mask.shape == (rows,), f"mask must have {rows} entries", mask)
+        if columns is not None:
+            self._is(op, "columns", columns, (U32,), 2)
+            self._check(op, columns.shape[0] == rows, f"columns must be [{rows}, K]", columns)
+        self._check(op, isfinite(margin) and margin >= 0, f"margin {margin} must be finite and at least 0", anchor)
+        inputs = (anchor, positive, negative, mask, *(() if columns is None else (columns,)))
+        return self._record(op, inputs, [((rows,), F32)], margin=float(margin))[0]
 
 
 def _show(value: Any) -> str:

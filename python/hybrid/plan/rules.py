@@ -1,7 +1,8 @@
 """One lowering rule per primitive: which kernels compute it, on which slices.
 
 To add an op: its signature in `ops`, its VJP in `graph.autodiff`, its NumPy function in `backends.reference.kernels`,
-its WGSL with a launcher in `plan.kernels`, and its rule here.
+its WGSL with a launcher in `plan.kernels`, and its rule here or, for output heads, losses and sums, in
+`plan.rules_losses`.
 """
 
 from __future__ import annotations
@@ -9,25 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from hybrid.graph.ir import Node, Value
-from hybrid.plan.kernels import attention, decode, elementwise, embedding, loss, matmul, norm, reduce, rope
-from hybrid.plan.kernels.base import Launch
-from hybrid.plan.lowering import Lowering, Slice, Tensor, element_of
-
-Rule = Callable[[Lowering, Node], None]
-RULES: dict[str, Rule] = {}
-
-# Logits exist for one chunk of rows at a time: as many rows (a multiple of 128) as fit this many bytes.
-LOGITS_BYTES = 16 * 1024 * 1024
-CHUNK_ROWS = 128
-
-
-def rule(*ops: str) -> Callable[[Rule], Rule]:
-    def register(function: Rule) -> Rule:
-        for op in ops:
-            RULES[op] = function
-        return function
-
-    return register
+from hybrid.plan import rules_losses  # noqa: F401 (puts its rules into the table)
+from hybrid.plan.kernels import attention, decode, elementwise, embedding, norm, reduce, rope
+from hybrid.plan.lowering import Lowering, Slice, element_of
+from hybrid.plan.rule_table import RULES, one_dispatch, product, rows_of, rule
 
 
 def lower_node(low: Lowering, node: Node) -> None:
@@ -35,64 +21,7 @@ def lower_node(low: Lowering, node: Node) -> None:
     RULES[node.op](low, node)
 
 
-def rows_of(value: Value) -> int:
-    """N: everything but the last axis."""
-    return value.type.elements // value.shape[-1]
-
-
 # Products
-
-
-def product(
-    low: Lowering,
-    form: str,
-    m: int,
-    n: int,
-    k: int,
-    a: Slice,
-    b: Slice,
-    c: Slice,
-    *,
-    elements: tuple[str, str, str],
-    bias: Slice | None = None,
-    residual: Slice | None = None,
-    accumulate: bool = False,
-    lda: int | None = None,
-    ldc: int | None = None,
-    a_offset: int = 0,
-    c_offset: int = 0,
-) -> None:
-    """C[m, n] from A and B in one dispatch, with the variants that are worth timing."""
-    if low.precision == "f32":  # act is f32 there: one kernel serves all mixes of elements
-        elements = ("act", "act", "act")
-    of_a, of_b, of_c = elements
-    product_class = matmul.product_class(form, m, n, k, a=of_a, b=of_b, c=of_c)
-    launches: dict[Launch, str] = {}  # awkward shapes have one launch whatever the variant
-    size, cpu = low.profile.subgroup_size, low.profile.cpu
-    usual = matmul.variants(form, m, n, k, subgroup_size=size, cpu=cpu)
-    every = matmul.tune_variants(form, m, n, k, subgroup_size=size, cpu=cpu)
-    for variant in low.variants(product_class, usual, every):
-        launch = matmul.product(
-            form,
-            m,
-            n,
-            k,
-            a=of_a,
-            b=of_b,
-            c=of_c,
-            bias=bias is not None,
-            residual=residual is not None,
-            accumulate=accumulate,
-            lda=lda,
-            ldc=ldc,
-            a_offset=a_offset,
-            c_offset=c_offset,
-            variant=variant,
-            precision=low.precision,
-        )
-        launches.setdefault(launch, variant)
-    slices = [a, b, *([bias] if bias else []), *([residual] if residual else []), c]
-    low.emit(launches, slices, product_class=product_class)
 
 
 def _linear(low: Lowering, node: Node, residual: Value | None = None, output: Value | None = None) -> None:
@@ -185,14 +114,10 @@ def _add(low: Lowering, node: Node) -> None:
 # Elementwise
 
 
-def _elementwise(low: Lowering, node: Node, launch: Launch) -> None:
-    low.emit(launch, [*node.inputs, *node.outputs])
-
-
 @rule("mul", "gelu", "silu", "relu2", "gelu_grad", "silu_grad", "relu2_grad", "swiglu", "swiglu_grad")
 def _pointwise(low: Lowering, node: Node) -> None:
     launcher = getattr(elementwise, node.op)
-    _elementwise(low, node, launcher(node.outputs[0].type.elements, precision=low.precision))
+    one_dispatch(low, node, launcher(node.outputs[0].type.elements, precision=low.precision))
 
 
 @rule("scale")
@@ -201,7 +126,7 @@ def _scale(low: Lowering, node: Node) -> None:
     launch = elementwise.scale(
         value.type.elements, node.attrs["factor"], element=element_of(value), precision=low.precision
     )
-    _elementwise(low, node, launch)
+    one_dispatch(low, node, launch)
 
 
 @rule("cast")
@@ -210,7 +135,21 @@ def _cast(low: Lowering, node: Node) -> None:
         low.alias(node.outputs[0], node.inputs[0])
         return
     launch = elementwise.cast(node.outputs[0].type.elements, to=element_of(node.outputs[0]), precision=low.precision)
-    _elementwise(low, node, launch)
+    one_dispatch(low, node, launch)
+
+
+@rule("add_noise")
+def _add_noise(low: Lowering, node: Node) -> None:
+    one_dispatch(low, node, elementwise.add_noise(node.outputs[0].type.elements, precision=low.precision))
+
+
+@rule("add_noise_grad")
+def _add_noise_grad(low: Lowering, node: Node) -> None:
+    (result,) = node.outputs
+    launch = elementwise.add_noise_grad(
+        result.type.elements, level=node.attrs["level"], to=element_of(result), precision=low.precision
+    )
+    one_dispatch(low, node, launch)
 
 
 @rule("dropout")
@@ -220,7 +159,7 @@ def _dropout(low: Lowering, node: Node) -> None:
     launch = elementwise.dropout(
         samples, x.type.elements // samples, site=node.attrs["site"], rate=node.attrs["rate"], precision=low.precision
     )
-    _elementwise(low, node, launch)
+    one_dispatch(low, node, launch)
 
 
 @rule("reshape")
@@ -230,9 +169,9 @@ def _reshape(low: Lowering, node: Node) -> None:
 
 @rule("broadcast")
 def _broadcast(low: Lowering, node: Node) -> None:
-    if all(user.op == "cross_entropy_head_grad" for user in low.users(node.outputs[0])):
+    if all(user.op in ("cross_entropy_head_grad", "topk_kl_grad") for user in low.users(node.outputs[0])):
         return  # the loss kernel reads the one value itself
-    _elementwise(low, node, elementwise.broadcast(node.outputs[0].type.elements, precision=low.precision))
+    one_dispatch(low, node, elementwise.broadcast(node.outputs[0].type.elements, precision=low.precision))
 
 
 @rule("split")
@@ -274,7 +213,7 @@ def _concat(low: Lowering, node: Node) -> None:
 @rule("gather_rows")
 def _gather_rows(low: Lowering, node: Node) -> None:
     x, index = node.inputs
-    _elementwise(
+    one_dispatch(
         low, node, embedding.gather_rows(index.type.elements, rows_of(x), x.shape[-1], precision=low.precision)
     )
 
@@ -283,7 +222,7 @@ def _gather_rows(low: Lowering, node: Node) -> None:
 def _scatter_rows(low: Lowering, node: Node) -> None:
     dy, index = node.inputs
     launch = embedding.scatter_rows(index.type.elements, node.attrs["rows"], dy.shape[-1], precision=low.precision)
-    _elementwise(low, node, launch)
+    one_dispatch(low, node, launch)
 
 
 # Embedding
@@ -292,16 +231,35 @@ def _scatter_rows(low: Lowering, node: Node) -> None:
 @rule("embedding")
 def _embedding(low: Lowering, node: Node) -> None:
     ids, table = node.inputs
+    _look_up(low, low.whole(ids), table, node.outputs[0])
+
+
+@rule("hashed_ngram_embedding")
+def _hashed_ngram_embedding(low: Lowering, node: Node) -> None:
+    ids, context, table = node.inputs
     (out,) = node.outputs
-    launch = embedding.embedding(
-        ids.type.elements, table.shape[1], row_begin=0, row_count=table.shape[0], precision=low.precision
+    buckets = low.temporary(f"v{out.index}.buckets", ids.shape, "u32")
+    launch = embedding.ngram_buckets(
+        ids.type.elements,
+        ids.shape[1],
+        order=node.attrs["order"],
+        buckets=table.shape[0],
+        seed=node.attrs["seed"],
+        history=context.shape[1] if node.attrs["decoding"] else 0,
+        precision=low.precision,
     )
-    element = launch.kernel.bindings[1].element
-    for part in low.bindable_rows(low.parameter(table, element)):
+    low.emit(launch, [ids, context, buckets], what="ngram_buckets")
+    _look_up(low, low.whole(buckets), table, out)
+
+
+def _look_up(low: Lowering, ids: Slice, table: Value, out: Value) -> None:
+    positions, width = rows_of(out), table.shape[1]
+    whole = embedding.embedding(positions, width, row_begin=0, row_count=table.shape[0], precision=low.precision)
+    for part in low.bindable_rows(low.parameter(table, whole.kernel.bindings[1].element)):
         launch = embedding.embedding(
-            ids.type.elements, table.shape[1], row_begin=part.first, row_count=part.rows, precision=low.precision
+            positions, width, row_begin=part.first, row_count=part.rows, precision=low.precision
         )
-        low.emit(launch, [low.whole(ids), part.slice, low.whole(out)])
+        low.emit(launch, [ids, part.slice, low.whole(out)])
 
 
 @rule("embedding_grad")
@@ -362,12 +320,12 @@ def _rope(low: Lowering, node: Node) -> None:
     x = node.inputs[0]
     batch, time, heads, width = x.shape
     launch = rope.rope(batch * time, heads, width, inverse=node.attrs["inverse"], precision=low.precision)
-    _elementwise(low, node, launch)
+    one_dispatch(low, node, launch)
 
 
 @rule("attention")
 def _attention(low: Lowering, node: Node) -> None:
-    _elementwise(low, node, attention.attention(*_attention_shape(node), **node.attrs, precision=low.precision))
+    one_dispatch(low, node, attention.attention(*_attention_shape(node), **node.attrs, precision=low.precision))
 
 
 @rule("attention_delta")
@@ -417,127 +375,4 @@ def _attention_cached(low: Lowering, node: Node) -> None:
         **node.attrs,
         precision=low.precision,
     )
-    _elementwise(low, node, launch)
-
-
-# Head and losses
-
-
-@rule("cross_entropy_head")
-def _cross_entropy_head(low: Lowering, node: Node) -> None:
-    """Alone in an evaluation; in training the gradient node computes the losses from the same logits."""
-    if not any(
-        other.op == "cross_entropy_head_grad" and other.inputs[4] is node.outputs[2] for other in low.graph.nodes
-    ):
-        _head(low, node, None)
-
-
-@rule("cross_entropy_head_grad")
-def _cross_entropy_head_grad(low: Lowering, node: Node) -> None:
-    forward = low.graph.producer()[node.inputs[4]]
-    _head(low, forward, node)
-
-
-def _head(low: Lowering, forward: Node, backward: Node | None) -> None:
-    x, weight, targets, z_loss = forward.inputs
-    rows, width = rows_of(x), x.shape[-1]
-    vocabulary = weight.shape[0]
-    chunk = _chunk_rows(rows, vocabulary, low)
-    logits = low.temporary(f"logits{len(low.specs)}", (chunk, vocabulary), "f32")
-    weights = low.bindable_rows(low.parameter(weight, "act"))
-    element = element_of(x)
-    upstream = low.graph.producer().get(backward.inputs[5]) if backward else None
-    scalar = upstream.inputs[0] if upstream and upstream.op == "broadcast" else None
-    xs, dxs = low.tensor(x), low.tensor(backward.outputs[0]) if backward else None
-    for first in range(0, rows, chunk):
-        count = min(chunk, rows - first)
-        x_rows = low.rows(xs, first, count, width)
-        whole_logits = Slice(logits, 0, count * vocabulary * 4)
-        for part in weights:
-            product(
-                low,
-                "nt",
-                count,
-                part.rows,
-                width,
-                x_rows,
-                part.slice,
-                whole_logits,
-                elements=(element, "act", "f32"),
-                ldc=vocabulary,
-                c_offset=part.first,
-            )
-
-        def per_row(value: Value | Tensor, first: int = first, count: int = count) -> Slice:
-            return low.rows(low.tensor(value) if isinstance(value, Value) else value, first, count, 1)
-
-        results = [per_row(v) for v in forward.outputs]
-        launch = loss.cross_entropy(
-            count,
-            vocabulary,
-            gradient=backward is not None,
-            shared_upstream=scalar is not None,
-            precision=low.precision,
-        )
-        gradient = [] if backward is None else [low.whole(scalar) if scalar else per_row(backward.inputs[5])]
-        low.emit(launch, [whole_logits, per_row(targets), low.whole(z_loss), *gradient, *results], what="cross_entropy")
-        if backward is None:
-            continue
-        assert dxs is not None
-        for part in weights:
-            product(
-                low,
-                "nn",
-                count,
-                width,
-                part.rows,
-                whole_logits,
-                part.slice,
-                low.rows(dxs, first, count, width),
-                elements=("f32", "act", element),
-                lda=vocabulary,
-                a_offset=part.first,
-                accumulate=part.first > 0,
-            )
-        if backward.accumulates:
-            for part in low.bindable_rows(low.gradient(backward.accumulates)):
-                product(
-                    low,
-                    "tn",
-                    part.rows,
-                    width,
-                    count,
-                    whole_logits,
-                    x_rows,
-                    part.slice,
-                    elements=("f32", element, "f32"),
-                    lda=vocabulary,
-                    a_offset=part.first,
-                    accumulate=True,
-                )
-
-
-def _chunk_rows(rows: int, vocabulary: int, low: Lowering) -> int:
-    budget = min(LOGITS_BYTES, low.profile.binding_bytes)
-    if rows * vocabulary * 4 <= budget:
-        return rows
-    return max(CHUNK_ROWS, budget // (vocabulary * 4) // CHUNK_ROWS * CHUNK_ROWS)
-
-
-@rule("sum", "mean")
-def _sum(low: Lowering, node: Node) -> None:
-    launcher = reduce.sum_all if node.op == "sum" else reduce.mean_all
-    x = node.inputs[0]
-    _elementwise(low, node, launcher(x.type.elements, element=element_of(x), precision=low.precision))
-
-
-@rule("mse")
-def _mse(low: Lowering, node: Node) -> None:
-    _elementwise(low, node, reduce.mse(node.inputs[0].type.elements, precision=low.precision))
-
-
-@rule("log_softmax", "log_softmax_grad")
-def _log_softmax(low: Lowering, node: Node) -> None:
-    x = node.inputs[0]
-    launcher = loss.log_softmax if node.op == "log_softmax" else loss.log_softmax_grad
-    _elementwise(low, node, launcher(rows_of(x), x.shape[-1], precision=low.precision))
+    one_dispatch(low, node, launch)

@@ -44,11 +44,12 @@ def _feistel(values: NDArray[np.uint64], half: int, key: Key) -> NDArray[np.uint
     left = (values >> np.uint64(half)).astype(np.uint32)
     right = values.astype(np.uint32) & mask
     for round_key in round_keys(key):
-        left, right = right, left ^ (_mix32(right ^ np.uint32(round_key)) & mask)
+        left, right = right, left ^ (mix32(right ^ np.uint32(round_key)) & mask)
     return left.astype(np.uint64) << np.uint64(half) | right
 
 
-def _mix32(words: NDArray[np.uint32]) -> NDArray[np.uint32]:
+def mix32(words: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """`shuffle.mix32` of each word."""
     words = (words ^ (words >> np.uint32(16))) * np.uint32(0x7FEB352D)
     words = (words ^ (words >> np.uint32(15))) * np.uint32(0x846CA68B)
     return words ^ (words >> np.uint32(16))

@@ -133,7 +133,7 @@ class Executor:
             if gradients is None:
                 raise OpError(f"{node.op} accumulates to {node.accumulates!r}: the run needs gradient buffers")
             attrs["into"] = gradients[node.accumulates]
-        elif node.op == "cross_entropy_head_grad":
+        elif node.op in ("cross_entropy_head_grad", "topk_kl_grad"):
             attrs["into"] = None
         result = KERNELS[node.op](*arrays, **attrs)
         if result is None:

@@ -14,7 +14,9 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from hybrid.backends.row_index import ngram_buckets, ngram_buckets_after
 from hybrid.data.batch import IGNORE
+from hybrid.ops import PROBABILITY_FLOOR
 from hybrid.random.philox_numpy import philox4x32
 
 Array: TypeAlias = Any  # an array of the arithmetic type: NumPy's annotations cannot follow one that varies
@@ -43,6 +45,12 @@ def embedding_grad(dy: Array, row_order: Ids, row_starts: Ids, row_ids: Ids, row
     """Sums the gradients of equal ids in the order of their positions; see `backends.row_index`."""
     count = int(row_count[0])
     into[row_ids[:count]] += np.add.reduceat(rows(dy)[row_order], row_starts[:count].astype(np.int64), axis=0)
+
+
+def hashed_ngram_embedding(ids: Ids, context: Ids, table: Array, *, order: int, seed: int, decoding: bool) -> Array:
+    """context: segment ids, or in decoding the ids before the first."""
+    buckets_of = ngram_buckets_after if decoding else ngram_buckets
+    return table[buckets_of(ids, context, order=order, buckets=len(table), seed=seed)]
 
 
 def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
@@ -329,6 +337,15 @@ def dropout(x: Array, sample_ids: Ids, data_step: Ids, dropout_keys: Ids, *, sit
     return np.where(kept.reshape(x.shape), x * x.dtype.type(np.float32(1.0 / (1.0 - rate))), x.dtype.type(0.0))
 
 
+def add_noise(x: Array, noise: Array, levels: Array) -> Array:
+    return levels[0] * x + levels[1] * noise
+
+
+def add_noise_grad(dy: Array, levels: Array, *, level: int) -> Array:
+    """Of x at level 0, of the noise at level 1."""
+    return levels[level] * dy
+
+
 def cast(x: Array, *, dtype: str) -> Array:
     return x  # the executor stores the result in the type of the output
 
@@ -426,13 +443,118 @@ def cross_entropy_head_grad(
     return dx
 
 
+def topk_kl(
+    x: Array,
+    weight: Array,
+    teacher_ids: Ids,
+    teacher_probs: Array,
+    teacher_targets: Ids,
+    *,
+    temperature: float,
+    alpha_kl: float,
+    alpha_nll: float,
+) -> tuple[Array, Array, Array]:
+    kl, nll = np.zeros(len(x), x.dtype), np.zeros(len(x), x.dtype)
+    floor = x.dtype.type(PROBABILITY_FLOOR)
+    for chunk in _teacher_chunks(teacher_ids, weight):
+        ids = teacher_ids[chunk]
+        p, log_q = _teacher_and_student(x[chunk], weight, ids, teacher_probs[chunk], temperature)
+        floored = np.maximum(p, floor)
+        terms = floored * (np.log(floored) - np.maximum(log_q, np.log(floor)))
+        kl[chunk] = np.where(ids != IGNORE, terms, 0.0).sum(axis=1)
+        target = _one_hot(teacher_targets[chunk], ids)
+        nll[chunk] = -np.where(target, np.maximum(log_q, np.log(floor)), 0.0).sum(axis=1)
+    return x.dtype.type(alpha_kl) * kl + x.dtype.type(alpha_nll) * nll, kl, nll
+
+
+def topk_kl_grad(
+    x: Array,
+    weight: Array,
+    teacher_ids: Ids,
+    teacher_probs: Array,
+    teacher_targets: Ids,
+    loss: Array,
+    drows: Array,
+    *,
+    temperature: float,
+    alpha_kl: float,
+    alpha_nll: float,
+    into: Array | None,
+) -> Array:
+    """d loss / d logit of column k = (alpha_kl (q_k - p_k) + alpha_nll (q_k - [k == target])) / temperature, times
+    drows; the weight's gradient goes to `into`, if given."""
+    dx = np.empty_like(x)
+    for chunk in _teacher_chunks(teacher_ids, weight):
+        ids = teacher_ids[chunk]
+        p, log_q = _teacher_and_student(x[chunk], weight, ids, teacher_probs[chunk], temperature)
+        q = np.exp(log_q)
+        target = _one_hot(teacher_targets[chunk], ids)
+        gradient = alpha_kl * (q - p) + alpha_nll * np.where(target.any(axis=1, keepdims=True), q - target, 0.0)
+        gradient = np.where(ids != IGNORE, gradient * (drows[chunk, None] / temperature), 0.0).astype(x.dtype)
+        known = np.where(ids != IGNORE, ids, 0)
+        dx[chunk] = (gradient[:, None] @ weight[known])[:, 0]
+        if into is not None:
+            np.add.at(into, known, gradient[:, :, None] * x[chunk, None])
+    return dx
+
+
+def _teacher_chunks(teacher_ids: Ids, weight: Array) -> Iterator[slice]:
+    """Few enough rows for K rows of the weight each."""
+    step = max(1, 4 * CHUNK // (teacher_ids.shape[1] * weight.shape[1]))
+    return (slice(start, start + step) for start in range(0, len(teacher_ids), step))
+
+
+def _teacher_and_student(
+    x: Array, weight: Array, ids: Ids, probabilities: Array, temperature: float
+) -> tuple[Array, Array]:
+    """(teacher's probabilities, student's log-probabilities) over the K columns; absent ones have 0 and -inf."""
+    there = ids != IGNORE
+    p = np.where(there, np.maximum(probabilities, 0.0), 0.0).astype(x.dtype)
+    total = p.sum(axis=1, keepdims=True)
+    uniform = there / np.maximum(there.sum(axis=1, keepdims=True), 1)
+    p = np.where(total > 0.0, p / np.where(total > 0.0, total, 1.0), uniform).astype(x.dtype)
+    logits = (weight[np.where(there, ids, 0)] @ x[:, :, None])[:, :, 0] / x.dtype.type(temperature)
+    logits = np.where(there, logits, -np.inf)
+    top = np.where(there.any(axis=1), logits.max(axis=1), 0.0)[:, None]
+    return p, logits - top - np.log(np.exp(logits - top).sum(axis=1, keepdims=True))
+
+
+def _one_hot(targets: Ids, ids: Ids) -> Array:
+    """bool [N, K]: the target's column, unless it is absent."""
+    return (np.arange(ids.shape[1]) == targets[:, None]) & (ids != IGNORE)
+
+
+def triplet_hinge(
+    anchor: Array, positive: Array, negative: Array, mask: Ids, columns: Ids | None = None, *, margin: float
+) -> Array:
+    if columns is not None:
+        anchor, positive, negative = (np.take_along_axis(x, columns, axis=1) for x in (anchor, positive, negative))
+    near = np.mean(np.square(anchor - positive), axis=1)
+    far = np.mean(np.square(anchor - negative), axis=1)
+    hinge = np.maximum(anchor.dtype.type(margin) + near - far, 0.0)
+    return np.where(mask != 0, hinge, 0.0)
+
+
+def triplet_hinge_grad(u: Array, v: Array, mask: Ids, hinge: Array, drows: Array, columns: Ids | None = None) -> Array:
+    """2/K (u - v) on the columns that count, times drows, in rows with a hinge that is not 0."""
+    active = (mask != 0) & (hinge != 0.0)
+    counted = u.shape[1] if columns is None else columns.shape[1]
+    du = (u - v) * (2.0 / counted * drows)[:, None]
+    if columns is not None:
+        times = np.zeros_like(u)
+        np.add.at(times, (np.arange(len(u))[:, None], columns), 1.0)
+        du = np.where(times > 0.0, times * du, 0.0)
+    return np.where(active[:, None], du, 0.0)
+
+
 KERNELS: dict[str, Callable[..., Any]] = {
     kernel.__name__: kernel
     for kernel in (
-        *(embedding, embedding_grad, linear, linear_dx, linear_dw, column_sum),
+        *(embedding, embedding_grad, hashed_ngram_embedding, linear, linear_dx, linear_dw, column_sum),
         *(rms_norm, rms_norm_dx, rms_norm_dw, layer_norm, layer_norm_dx, layer_norm_dw),
         *(rope, attention, attention_delta, attention_dq, attention_dkv, cache_write, attention_cached),
         *(add, mul, scale, gelu, gelu_grad, silu, silu_grad, relu2, relu2_grad, swiglu, swiglu_grad, dropout, cast),
+        *(add_noise, add_noise_grad, topk_kl, topk_kl_grad, triplet_hinge, triplet_hinge_grad),
         *(reshape, split, concat, gather_rows, scatter_rows, broadcast),
         *(sum, mean, mse, log_softmax, log_softmax_grad, cross_entropy_head, cross_entropy_head_grad),
     )

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from hybrid.backends.protocol import Evaluation, GenerateOptions, SessionState, StepInfo, StepResult
 from hybrid.backends.reference.executor import PRECISIONS, Executor, Run, working_copies
-from hybrid.backends.row_index import row_index
+from hybrid.backends.row_index import row_indices
 from hybrid.backends.sampling import generate
 from hybrid.backends.state_check import check_state
 from hybrid.backends.validate import validate_batch
@@ -149,8 +149,7 @@ class ReferenceSession:
             "segment_ids": batch.segment_ids,
             "sample_ids": batch.sample_ids,
             "dropout_keys": self._dropout_keys,
-            **row_index(batch.ids),
-            **row_index(batch.positions, "pos_"),
+            **row_indices(executor.graph.inputs, batch),
             **scalars,
         }
         self._runs += 1

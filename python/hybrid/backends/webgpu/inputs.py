@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hybrid.backends.row_index import row_index
+from hybrid.backends.row_index import row_indices
 from hybrid.backends.webgpu.executor import Executor
 from hybrid.data.batch import Batch
 
@@ -40,9 +40,7 @@ class InputLayout:
             "segment_ids": batch.segment_ids,
             "sample_ids": batch.sample_ids,
         }
-        values |= row_index(batch.ids)
-        if "pos_row_order" in self.tensors:
-            values |= row_index(batch.positions, "pos_")
+        values |= row_indices(self.tensors, batch)
         for name, tensor in self.tensors.items():
             begin = (tensor.offset - self.begin) // 4
             self.words[begin : begin + tensor.elements] = values[name].reshape(-1)

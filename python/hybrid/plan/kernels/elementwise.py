@@ -1,4 +1,4 @@
-"""Element by element: `elementwise.wgsl`, `dropout.wgsl`, `copy_columns.wgsl`.
+"""Element by element: `elementwise.wgsl`, `add_noise.wgsl`, `dropout.wgsl`, `copy_columns.wgsl`.
 
 All take the number of elements; one that divides by 4 moves four at a time.
 """
@@ -80,6 +80,34 @@ def cast(elements: int, *, to: str, precision: str) -> Launch:
     """Bindings: a, y: from act to f32 (`to` = "f32") or from f32 to act (`to` = "act")."""
     source, name = ("f32", "cast_act") if to == "act" else ("act", "cast_f32")
     return _launch(name, (Binding("a", "read", source), Binding("y", "read_write", to)), elements)
+
+
+def add_noise(elements: int, *, precision: str) -> Launch:
+    """Bindings: x act, noise f32, levels f32 [2], y act. y = levels[0] * x + levels[1] * noise."""
+    bindings = (Binding("x", "read", "act"), Binding("noise", "read", "f32"), Binding("levels", "read", "f32"), _Y)
+    return _noise("add_noise", bindings, frozenset(), elements, 0)
+
+
+def add_noise_grad(elements: int, *, level: int, to: str, precision: str) -> Launch:
+    """Bindings: dy act, levels f32 [2], result of element `to`. result = levels[level] * dy."""
+    bindings = (Binding("dy", "read", "act"), Binding("levels", "read", "f32"), Binding("result", "read_write", to))
+    switches = frozenset({"GRADIENT", *(["TO_F32"] if to == "f32" else [])})
+    return _noise(f"add_noise_grad_{to}", bindings, switches, elements, level)
+
+
+def _noise(name: str, bindings: tuple[Binding, ...], switches: frozenset[str], elements: int, level: int) -> Launch:
+    width = vector_width(elements)
+    kernel = Kernel(
+        f"{name}_x{width}",
+        "add_noise.wgsl",
+        bindings,
+        (("count", "u32"), ("level", "u32")),
+        defines=(("WORKGROUP", _WORKGROUP),),
+        switches=switches,
+        invocations=_WORKGROUP,
+        vector=width,
+    )
+    return Launch(kernel, (elements // width, level), grid(ceil_div(elements // width, _WORKGROUP)))
 
 
 def dropout(samples: int, elements: int, *, site: int, rate: float, precision: str) -> Launch:

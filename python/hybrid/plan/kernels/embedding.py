@@ -1,4 +1,4 @@
-"""Table look-ups and their gradients: `embedding.wgsl`, `embedding_grad.wgsl`, `rows.wgsl`."""
+"""Table look-ups and their gradients: `embedding.wgsl`, `embedding_grad.wgsl`, `ngram_buckets.wgsl`, `rows.wgsl`."""
 
 from __future__ import annotations
 
@@ -54,6 +54,27 @@ def embedding_grad(rows: int, columns: int, *, row_begin: int, row_count: int, p
     )
     values = (rows, columns // width, row_begin, row_count)
     return Launch(kernel, values, grid(ceil_div(rows * (columns // width), _WORKGROUP)))
+
+
+def ngram_buckets(
+    count: int, time: int, *, order: int, buckets: int, seed: int, history: int = 0, precision: str
+) -> Launch:
+    """Bindings: ids u32 [N], context u32, rows u32 [N], for N positions in sequences of T.
+
+    rows[n] is `ops.ngram_bucket` of the n-gram that ends at position n. history: 0 for training, where context is the
+    positions' segment ids u32 [N]; otherwise context is the `history` ids before the first.
+    """
+    kernel = Kernel(
+        "ngram_buckets" + ("_decoding" if history else ""),
+        "ngram_buckets.wgsl",
+        (Binding("ids", "read", "u32"), Binding("context", "read", "u32"), Binding("rows", "read_write", "u32")),
+        tuple((name, "u32") for name in ("count", "time", "history", "order", "buckets", "start")),
+        defines=(("WORKGROUP", _WORKGROUP),),
+        switches=frozenset({"DECODING"} if history else ()),
+        invocations=_WORKGROUP,
+    )
+    start = (seed + order * 0x9E3779B9) & 0xFFFFFFFF
+    return Launch(kernel, (count, time, history, order, buckets, start), grid(ceil_div(count, _WORKGROUP)))
 
 
 def gather_rows(count: int, rows: int, columns: int, *, precision: str) -> Launch:
