@@ -34,6 +34,8 @@ import { permute, samples } from "../../runtime/random/shuffle.js";
 import { streamKey } from "../../runtime/random/streams.js";
 import { readBytes, SafetensorsError, write } from "../../runtime/safetensors.js";
 import { parse, StrictJsonError } from "../../runtime/strict_json.js";
+import { DATA_TASKS } from "./data.js";
+import { RUNNER_TASKS } from "./runner.js";
 import { SESSION_TASKS } from "./sessions.js";
 
 /** @param {string} text @returns {Uint8Array<ArrayBuffer>} */
@@ -47,6 +49,8 @@ const isError = (one) => one.prototype instanceof errors.HybridError;
 
 /** @type {Record<string, (one: any) => unknown>} */
 const TASKS = {
+  ...DATA_TASKS,
+  ...RUNNER_TASKS,
   ...SESSION_TASKS,
   errors: () => {
     const classes = Object.values(errors).filter((one) => one === errors.HybridError || isError(one));
