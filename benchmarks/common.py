@@ -8,9 +8,13 @@ import platform
 import shlex
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -64,6 +68,13 @@ def save_result(name: str, result: dict[str, Any], made_by: str | None = None, m
     }
     path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     return path
+
+
+@contextmanager
+def own_cache() -> Iterator[None]:
+    """An empty cache for hybrid in this process and those it starts, so that no result depends on what ran before."""
+    with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, HYBRID_CACHE=folder):
+        yield
 
 
 def run_json(words: list[str], environment: dict[str, str] | None = None) -> Any:

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from common import corpus, run_json, run_quietly
+from common import corpus, own_cache, run_json, run_quietly
 
 HIGHEST_LOSS = 1.92
 LARGEST_DIFFERENCE = 0.02
@@ -24,7 +24,7 @@ LARGEST_DIFFERENCE = 0.02
 def measure(text: Path, backend: str, steps: int, seed: int) -> dict[str, Any]:
     common = ["--text", str(text), "--steps", str(steps), "--seed", str(seed), "--json"]
     baseline = run_json([sys.executable, str(Path(__file__).with_name("torch_shakespeare.py")), *common])
-    with tempfile.TemporaryDirectory() as folder:
+    with own_cache(), tempfile.TemporaryDirectory() as folder:
         run = str(Path(folder) / "run")
         hybrid = [sys.executable, "-m", "hybrid"]
         began = time.perf_counter()

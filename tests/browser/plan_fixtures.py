@@ -1,9 +1,10 @@
 """Small plans, batches and what training them must give: the input of the JavaScript tests.
 
 `python tests/browser/plan_fixtures.py FOLDER` writes `<model>/plan.json` (float32) and `<model>-mixed/plan.json`, each
-with its constants and a `run.json`; `llama-inference`, a plan that only evaluates and generates; and `kernels.json`,
-every kernel that these plans could use on any device. The models and batches are those of the parity contract, with the
-models made narrower; the expected numbers come from the reference session.
+with its constants and a `run.json`; `wide`, whose products are large enough to have variants; `llama-inference`, a plan
+that only evaluates and generates; and `kernels.json`, every kernel that these plans could use on any device. The models
+and batches are those of the parity contract, with the models made narrower; the expected numbers come from the
+reference session.
 """
 
 from __future__ import annotations
@@ -38,11 +39,12 @@ SEED = 20_260
 
 
 def fixtures() -> Iterator[Workload]:
-    """Each model in float32, and in mixed precision with an overflow on the way."""
+    """Each model in float32, and in mixed precision with an overflow on the way; one that has variants to time."""
     for name, model in MODELS.items():
         small = replace(model, width=32, feed_forward_width=64)
         yield Workload(name, small, STEPS)
         yield Workload(f"{name}-mixed", small, STEPS, "mixed-f16", overflow_step=OVERFLOW_STEP)
+    yield Workload("wide", replace(MODELS["gpt2"], layers=1, schedule=(), width=128, feed_forward_width=128), steps=2)
 
 
 def settings(workload: Workload, **changes: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import { sha256 } from "./sha256.js";
 /** @import {Storage} from "./storage.js" */
 
 const ROUNDS = 3;
-const FORMAT = 2;
+const FORMAT = 3;
 // A wait for the device takes a millisecond by itself, and browsers blur clocks: time at least this much work at once.
 const LEAST_SECONDS = 0.01;
 const MOST_REPEATS = 32;

@@ -123,7 +123,7 @@ describe("a session", { skip: missing }, () => {
   });
 
   test("may use any variant of a product, and remembers the fastest", async () => {
-    const { classes, hashes, said, chosen } = await scenarios.variantsFixture(host, "gpt2");
+    const { classes, hashes, said, chosen } = await scenarios.variantsFixture(host, "wide");
     assert.ok(classes > 0);
     assert.ok(hashes.length > 1);
     assert.equal(new Set(hashes).size, 1);

@@ -14,7 +14,7 @@ from hybrid.backends.webgpu.device import Device
 from hybrid.backends.webgpu.executor import Executor, device_profile
 from hybrid.backends.webgpu.profiling import DispatchTime, profile_dispatches
 from hybrid.backends.webgpu.session import TRAINING, WebGPUSession
-from hybrid.backends.webgpu.variants import time_choices
+from hybrid.backends.webgpu.variants import time_rounds
 from hybrid.data.batch import Batch
 from hybrid.plan.document import BoundSlice, Choice, Dispatch, Plan, PlanKernel
 from hybrid.plan.kernels import matmul
@@ -120,11 +120,11 @@ def bench_products(
             plan = _product_plan(form, m, n, k, precision, profile)
             executor = Executor(device, plan, profile)
             (dispatch,) = plan.dispatches("product")
-            seconds = time_choices(executor, dispatch, clock, rounds=repeats, dispatches=8)
+            rounds = time_rounds(executor, dispatch, clock, repeats, dispatches=8)
             executor.close()
             results += [
                 {"form": form, "m": m, "n": n, "k": k, "variant": c.variant, "gflops": 2e-9 * m * n * k / s}
-                for c, s in zip(dispatch.choices, seconds, strict=True)
+                for c, s in zip(dispatch.choices, map(min, zip(*rounds, strict=True)), strict=True)
             ]
     return results
 

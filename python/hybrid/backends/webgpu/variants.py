@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from hybrid.backends.webgpu.device import Device
@@ -19,8 +21,12 @@ from hybrid.backends.webgpu.executor import Encoded, Executor, Progress
 from hybrid.plan.document import Dispatch
 from hybrid.resources import cache_folder
 
-ROUNDS = 3
-FORMAT = 2
+ROUNDS = 5
+FORMAT = 3
+# A wait for the device takes a good part of a millisecond by itself: time at least this much work at once.
+LEAST_SECONDS = 0.003
+MOST_DISPATCHES = 16
+MARGIN = 0.95  # a winner stays for good, so another variant than the first must take at most this part of its time
 
 
 def choose_variants(
@@ -38,8 +44,8 @@ def choose_variants(
     for done, name in enumerate(missing):
         if progress:
             progress("timing kernel variants", done, len(missing))
-        times = time_choices(executor, classes[name], clock)
-        chosen[name] = classes[name].choices[times.index(min(times))].variant
+        rounds = time_rounds(executor, classes[name], clock)
+        chosen[name] = classes[name].choices[winner(rounds)].variant
     return chosen
 
 
@@ -56,9 +62,20 @@ def tune_variants(
     for done, (name, dispatch) in enumerate(classes.items()):
         if progress:
             progress("timing kernel variants", done, len(classes))
-        seconds = time_choices(executor, dispatch, clock, rounds=rounds)
+        seconds = (median(column) for column in zip(*time_rounds(executor, dispatch, clock, rounds), strict=True))
         times[name] = dict(zip((choice.variant for choice in dispatch.choices), seconds, strict=True))
     return times
+
+
+def winner(rounds: Sequence[Sequence[float]]) -> int:
+    """The index of the fastest choice by the median over the rounds of its time beside the first one's in that round.
+
+    The variants of a round ran right after one another: what slows a whole round down does not count, and what falls
+    on single measurements is not the median. The first choice is the best guess and wins what is too close to call.
+    """
+    ratios = [median(times[index] / times[0] for times in rounds) for index in range(len(rounds[0]))]
+    best = min(range(len(ratios)), key=ratios.__getitem__)
+    return best if ratios[best] < MARGIN else 0
 
 
 def representatives(executor: Executor) -> dict[str, Dispatch]:
@@ -74,20 +91,28 @@ def representatives(executor: Executor) -> dict[str, Dispatch]:
     return found
 
 
-def time_choices(
-    executor: Executor, dispatch: Dispatch, clock: Callable[[], float], *, rounds: int = ROUNDS, dispatches: int = 1
-) -> list[float]:
-    """Seconds of one dispatch of each choice: the least of a few interleaved rounds, after one that compiles."""
+def time_rounds(
+    executor: Executor, dispatch: Dispatch, clock: Callable[[], float], rounds: int = ROUNDS, dispatches: int = 0
+) -> list[list[float]]:
+    """Seconds of one dispatch of each choice, in each of a few rounds, after one that compiles.
+
+    dispatches: how many are timed at once; 0 for as many as the clock and the wait need.
+    """
     encoded = [executor.encoded(dispatch, choice) for choice in dispatch.choices]
-    best = [float("inf")] * len(encoded)
-    for number in range(rounds + 1):
-        for index, item in enumerate(encoded):
+
+    def time_each(count: int) -> list[float]:
+        times = []
+        for item in encoded:
             begin = clock()
-            _run(executor, item, dispatches)
+            _run(executor, item, count)
             executor.wait()
-            if number:
-                best[index] = min(best[index], (clock() - begin) / dispatches)
-    return best
+            times.append(max(clock() - begin, 1e-9) / count)
+        return times
+
+    time_each(1)
+    if not dispatches:
+        dispatches = min(MOST_DISPATCHES, math.ceil(LEAST_SECONDS / min(time_each(1))))
+    return [time_each(dispatches) for _ in range(rounds)]
 
 
 def _run(executor: Executor, item: Encoded, dispatches: int) -> None:
