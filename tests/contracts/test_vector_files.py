@@ -12,6 +12,7 @@ RUN = {
     "metrics_entries": (157, "tests/contracts/test_metrics.py"),
     "provenance_environment": (71, "tests/contracts/test_runner_contracts.py"),
     "checkpoint_record": (16, "tests/contracts/test_record.py"),
+    "ngram": (32, "tests/ops/test_ngram_golden.py"),
     "lr_schedule": (20, "tests/optim/test_schedules.py"),
     "optimizer_table": (8, "tests/optim/test_table_golden.py"),
     "safetensors_bad": (None, "tests/checkpoint"),

@@ -1,14 +1,16 @@
 /**
  * @file Where a batch's tensors lie in the input arena, so that one upload carries them all.
  *
- * May import: errors, executor, row_index.
+ * May import: errors, executor, ngram, row_index.
  */
 
 import { ConfigError } from "./errors.js";
+import { ngramBuckets, ngramTables } from "./ngram.js";
 import { RowIndexer } from "./row_index.js";
 
 /** @import {Batch} from "./batch.js" */
 /** @import {Executor} from "./executor.js" */
+/** @import {NgramTable} from "./ngram.js" */
 /** @import {PlanTensor} from "./plan.js" */
 /** @import {RowIndex} from "./row_index.js" */
 
@@ -22,6 +24,8 @@ export class InputUpload {
   #tokens;
   /** @type {RowIndexer | null} */
   #positions = null;
+  /** @type {{ table: NgramTable, rows: Uint32Array, indexer: RowIndexer }[]} */
+  #ngrams = [];
 
   /** @param {Executor} executor */
   constructor(executor) {
@@ -41,6 +45,11 @@ export class InputUpload {
     this.#words = new Uint32Array((end - this.#begin) / 4);
     this.#tokens = new RowIndexer(elements);
     if (this.#tensors.has("pos_row_order")) this.#positions = new RowIndexer(elements);
+    this.#ngrams = ngramTables(this.#tensors.keys()).map((table) => ({
+      table,
+      rows: new Uint32Array(elements),
+      indexer: new RowIndexer(elements),
+    }));
   }
 
   /** @param {Batch} batch of the session's shape */
@@ -52,6 +61,10 @@ export class InputUpload {
     this.#set("sample_ids", batch.sampleIds);
     this.#setIndex("", this.#tokens.of(batch.ids));
     if (this.#positions) this.#setIndex("pos_", this.#positions.of(batch.positions));
+    for (const { table, rows, indexer } of this.#ngrams) {
+      ngramBuckets(batch.ids, batch.segmentIds, this.shape[1], table, rows);
+      this.#setIndex(table.prefix, indexer.of(rows));
+    }
     this.executor.writeWords(ARENA, 0, this.#begin, this.#words);
   }
 

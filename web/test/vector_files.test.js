@@ -15,6 +15,7 @@ const RUN = {
   metrics_entries: [157, "metrics.test.js"],
   provenance_environment: [71, "runner_contracts.test.js"],
   checkpoint_record: [16, "record.test.js"],
+  ngram: [32, "ngram.test.js"],
   lr_schedule: [20, "optim.test.js"],
   optimizer_table: [8, "optim.test.js"],
   safetensors_bad: [64, "safetensors.test.js"],
