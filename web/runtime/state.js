@@ -53,32 +53,65 @@ export function checkOptimizerStep(step) {
  * @param {Record<string, readonly number[]>} shapes
  */
 function checkTensors(kind, tensors, shapes) {
-  const names = Object.keys(shapes);
-  const missing = names.filter((name) => !Object.hasOwn(tensors, name));
+  checkShapes(kind, Object.fromEntries(Object.entries(tensors).map(([name, { shape }]) => [name, shape])), shapes);
+  for (const [name, shape] of Object.entries(shapes)) {
+    const { data } = tensors[name];
+    const size = shape.reduce((product, extent) => product * extent, 1);
+    if (!(data instanceof Float32Array) || data.length !== size) {
+      throw wrong(kind, name, Object(data).constructor?.name ?? typeof data, [Object(data).length], shape);
+    }
+    checkFinite(kind, name, data);
+  }
+}
+
+/**
+ * CheckpointCorrupt unless these are all tensors that there should be, no others, and of the right shapes.
+ *
+ * @param {string} kind
+ * @param {Record<string, readonly number[]>} shapes
+ * @param {Record<string, readonly number[]>} expected
+ */
+export function checkShapes(kind, shapes, expected) {
+  const names = Object.keys(expected);
+  const missing = names.filter((name) => !Object.hasOwn(shapes, name));
   if (missing.length) {
     throw new CheckpointCorrupt(
       `${kind} tensor ${repr(missing[0])} is missing (${missing.length} of ${names.length} are)`,
     );
   }
-  const extra = Object.keys(tensors).filter((name) => !Object.hasOwn(shapes, name));
+  const extra = Object.keys(shapes).filter((name) => !Object.hasOwn(expected, name));
   if (extra.length) {
     throw new CheckpointCorrupt(
       `${kind} tensor ${repr(extra[0])} belongs to no parameter of this model (${extra.length} do not)`,
     );
   }
   for (const name of names) {
-    const { shape, data } = tensors[name];
-    const wanted = shapes[name];
-    const size = wanted.reduce((product, extent) => product * extent, 1);
-    const same = shape.length === wanted.length && shape.every((extent, axis) => extent === wanted[axis]);
-    if (!(data instanceof Float32Array) || data.length !== size || !same) {
-      const dtype = data instanceof Float32Array ? "float32" : (Object(data).constructor?.name ?? typeof data);
-      throw new CheckpointCorrupt(
-        `${kind} tensor ${repr(name)} is ${dtype} ${repr([...shape])}: expected float32 ${repr([...wanted])}`,
-      );
-    }
-    let bad = 0;
-    for (const value of data) if (!Number.isFinite(value)) bad++;
-    if (bad) throw new CheckpointCorrupt(`${kind} tensor ${repr(name)} holds ${bad} non-finite value(s)`);
+    if (repr(shapes[name]) !== repr(expected[name])) throw wrong(kind, name, "float32", shapes[name], expected[name]);
   }
+}
+
+/**
+ * @param {string} kind
+ * @param {string} name
+ * @param {string} dtype
+ * @param {readonly number[]} shape
+ * @param {readonly number[]} wanted
+ */
+function wrong(kind, name, dtype, shape, wanted) {
+  return new CheckpointCorrupt(
+    `${kind} tensor ${repr(name)} is ${dtype} ${repr([...shape])}: expected float32 ${repr([...wanted])}`,
+  );
+}
+
+/**
+ * CheckpointCorrupt if a value is NaN or infinite.
+ *
+ * @param {string} kind
+ * @param {string} name
+ * @param {Float32Array} values
+ */
+export function checkFinite(kind, name, values) {
+  let bad = 0;
+  for (const value of values) if (!Number.isFinite(value)) bad++;
+  if (bad) throw new CheckpointCorrupt(`${kind} tensor ${repr(name)} holds ${bad} non-finite value(s)`);
 }
