@@ -38,7 +38,12 @@ def contract(config: RunConfig) -> dict[str, Any]:
         "objective": settings["objective"],
         "optimizer": settings["optimizer"],
         "schedule": {key: schedule[key] for key in used},
-        "precision": settings["precision"],
+        "precision": _precision(settings["precision"]),
         "lossScaling": scaling if scaling["enabled"] else {"enabled": False},
         "run": {key: settings["run"][key] for key in run},
     }
+
+
+def _precision(settings: dict[str, Any]) -> dict[str, Any]:
+    """Exact numerics are what every run has that does not ask for others; they go without saying."""
+    return {key: value for key, value in settings.items() if (key, value) != ("numerics", "exact")}

@@ -226,8 +226,12 @@ class ScheduleSection(Section):
 class PrecisionSection(Section):
     """Number formats."""
 
-    type: Literal["f32", "mixed-f16"] = "f32"
-    """mixed-f16 keeps activations and weight copies in f16; master weights, gradients and sums stay f32."""
+    type: Literal["f32", "mixed-f16", "mixed-bf16"] = "f32"
+    """mixed-f16 keeps activations and weight copies in f16; master weights, gradients and sums stay f32. mixed-bf16 the
+    same in bf16, with which only the torch backend computes."""
+    numerics: Literal["exact", "fast"] = "exact"
+    """fast: torch on CUDA may use TF32, sums in half precision and kernels that do not repeat bit for bit. Other
+    backends are always exact."""
 
 
 class LossScalingSection(Section):
@@ -319,15 +323,17 @@ class SamplingSection(Section):
 class BackendSection(Section):
     """What computes. Nothing here changes what is learned."""
 
-    name: Literal["auto", "webgpu", "reference", "browser"] = "auto"
-    """auto: webgpu if there is an adapter, else reference. browser: `hybrid train` opens a tab that trains (needs the
-    `web` extra); other commands take it as auto."""
+    name: Literal["auto", "webgpu", "reference", "torch", "browser"] = "auto"
+    """auto: webgpu if there is an adapter, else reference. torch: PyTorch, on CUDA or the CPU (needs the `torch` extra).
+    browser: `hybrid train` opens a tab that trains (needs the `web` extra); other commands take it as auto."""
     adapter: str | None = None
     """Part of the name of the GPU to use. null: the system's choice."""
     device_profile: Literal["adapter", "default"] = "adapter"
     """adapter: use what the GPU offers. default: stay within WebGPU's default limits and features."""
     recompute: bool = False
     """Recompute each block in the backward pass: less memory, more time."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where torch computes. auto: on CUDA if there is a device, else on the CPU."""
     max_recoveries: Whole = 3
     """How often a lost device is replaced before the run fails."""
 

@@ -1,0 +1,74 @@
+"""The output projection and its loss in chunks of rows: N x V logits never exist at once, in neither direction.
+
+The backward pass makes each chunk's logits again from the hidden states; between the passes only the log-partition of
+each row is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hybrid.data.batch import IGNORE
+
+# Logits of one chunk, in elements: they stay in a core's cache, or fill a GPU.
+CPU_CHUNK, CUDA_CHUNK = 1 << 20, 1 << 26
+
+
+def _chunks(x: Tensor, vocabulary: int) -> Iterator[slice]:
+    rows = max(1, (CUDA_CHUNK if x.is_cuda else CPU_CHUNK) // vocabulary)
+    for start in range(0, x.shape[0], rows):
+        yield slice(start, min(start + rows, x.shape[0]))
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b, summed and kept in f32."""
+    if a.dtype == torch.float32:
+        return a @ b
+    if a.is_cuda:
+        return torch.mm(a, b, out_dtype=torch.float32)
+    return a.float() @ b.float()
+
+
+class CrossEntropyHead(torch.autograd.Function):
+    """See `ops.cross_entropy_head`. x act [N, C], weight f32 [V, C], targets int64 [N], z_loss f32 [1] -> (loss, nll)
+    f32 [N]. The weight is rounded to the type of x for the products, as every matrix is."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, z_loss: Tensor) -> tuple[Tensor, Tensor]:
+        counted = targets != IGNORE
+        picked = torch.where(counted, targets, 0)
+        matrix = weight.to(x.dtype)
+        nll, lse = (torch.empty(x.shape[0], dtype=torch.float32, device=x.device) for _ in range(2))
+        for chunk in _chunks(x, weight.shape[0]):
+            logits = _product(x[chunk], matrix.t())
+            lse[chunk] = torch.logsumexp(logits, dim=-1)
+            nll[chunk] = lse[chunk] - logits.gather(1, picked[chunk, None])[:, 0]
+        ctx.save_for_backward(x, weight, counted, picked, z_loss, lse)
+        ctx.set_materialize_grads(False)
+        zero = torch.zeros((), device=x.device)
+        loss = nll + z_loss * lse.square()
+        return torch.where(counted, loss, zero), torch.where(counted, nll, zero)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, Tensor | None, None, None]:
+        """d loss / d logit_v = (1 + 2 z lse) softmax_v - [v == target], and the same without z for the nll."""
+        x, weight, counted, picked, z_loss, lse = ctx.saved_tensors
+        dloss, dnll = (torch.zeros_like(lse) if d is None else torch.where(counted, d, 0.0) for d in upstream)
+        rise, drop = dloss * (1.0 + 2.0 * z_loss * lse) + dnll, dloss + dnll
+        matrix = weight.to(x.dtype)
+        dx, dweight = torch.empty_like(x), None
+        for chunk in _chunks(x, weight.shape[0]):
+            gradient = torch.exp(_product(x[chunk], matrix.t()) - lse[chunk, None])
+            gradient *= rise[chunk, None]
+            gradient.scatter_add_(1, picked[chunk, None], -drop[chunk, None])
+            gradient.masked_fill_(~counted[chunk, None], 0.0)  # exactly, also where the logits are not finite
+            # On a GPU the products run in the type of x; elsewhere nothing is gained by that.
+            narrow, wide = (gradient.to(x.dtype), x) if x.is_cuda else (gradient, x.float())
+            dx[chunk] = narrow @ matrix.to(narrow.dtype)
+            part = _product(narrow.t(), wide[chunk])
+            dweight = part if dweight is None else dweight.add_(part)
+        return dx, dweight, None, None

@@ -1,0 +1,341 @@
+"""A training session in torch: the model of `hybrid.models` under autograd, on a CPU or a CUDA device.
+
+A step never waits for the device: losses, norm, loss scale and the optimizer's counter stay there, and one row of
+numbers for each step is copied to the host while the next one runs. At most two steps are under way.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hybrid.backends.protocol import Evaluation, GenerateOptions, SessionState, StepInfo, StepResult
+from hybrid.backends.sampling import generate
+from hybrid.backends.state_check import check_state
+from hybrid.backends.torch.attention import blocks, is_plain
+from hybrid.backends.torch.decode import DecodeOps
+from hybrid.backends.torch.modules import make_root
+from hybrid.backends.torch.numerics import choose_device, policy
+from hybrid.backends.torch.ops import Microbatch, TorchOps, dropout_sites
+from hybrid.backends.torch.timing import StepTimes
+from hybrid.backends.torch.update import Updater, step_result
+from hybrid.backends.validate import validate_batch
+from hybrid.contracts.loss_scaler import DynamicLossScaler
+from hybrid.contracts.names import unknown_name
+from hybrid.data.batch import Batch
+from hybrid.errors import ConfigError, DataContractError, LimitExceeded
+from hybrid.models.config import ModelConfig
+from hybrid.models.decoder import Inputs, last_token_logits
+from hybrid.models.initial_numpy import initial_values
+from hybrid.models.parameters import parameter_specs
+from hybrid.objectives.cross_entropy import cross_entropy
+from hybrid.optim.groups import parameter_groups
+from hybrid.optim.settings import OptimizerSettings
+from hybrid.plan.programs import training_graph
+
+PRECISIONS = {"f32": torch.float32, "mixed-bf16": torch.bfloat16, "mixed-f16": torch.float16}
+MOST_UNDER_WAY = 2  # steps
+
+
+@dataclass
+class _Finished:
+    """A step that was applied: its row on its way to the host."""
+
+    info: StepInfo
+    row: Tensor
+    times: StepTimes
+
+    def result(self) -> StepResult:
+        milliseconds = self.times.milliseconds()  # waits for the row, too
+        return step_result(self.row.tolist(), self.info, **milliseconds, timing_source="device")
+
+
+class TorchSession:
+    """Implements `backends.protocol.TrainingSession`.
+
+    precision: "f32", "mixed-bf16" or "mixed-f16"; masters, moments, gradients of parameters and norms are f32 in each.
+    max_grad_norm: clip the gradient norm to this; None or 0 does not clip. loss_scaling: fields of
+    `DynamicLossScaler`. seed: of initial weights and dropout. recompute: run each layer's forward part again in its
+    backward part. device: "auto" (CUDA if there is one), "cpu" or "cuda". numerics: see `numerics`.
+    """
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        *,
+        batch_size: int,
+        sequence_length: int,
+        precision: str = "f32",
+        optimizer: OptimizerSettings,
+        max_grad_norm: float | None = None,
+        loss_scaling: dict[str, Any] | None = None,
+        seed: int = 1337,
+        recompute: bool = False,
+        device: str = "auto",
+        numerics: str = "exact",
+    ) -> None:
+        if precision not in PRECISIONS:
+            raise ConfigError(unknown_name("precision of the torch backend", precision, PRECISIONS))
+        optimizer.validate()
+        self.model = model
+        self.precision = precision
+        self.shape = (batch_size, sequence_length)
+        self.device = choose_device(device)
+        self.numerics = policy(numerics)
+        self.numerics.apply(self.device)
+        self._loss_scaling = loss_scaling
+        trace = training_graph(model, batch_size, sequence_length)  # checks every shape, too
+        self._ops = TorchOps(PRECISIONS[precision], self.device, seed=seed, sites=dropout_sites(trace))
+        specs = parameter_specs(model)
+        self._shapes = {spec.name: spec.shape for spec in specs}
+        with _limits("weights, gradients and moments"):
+            values = {name: self._upload(array) for name, array in initial_values(model, seed).items()}
+            self._root = make_root(model, values)
+            for label, unit in self._root.units().items():
+                unit.recompute = recompute and label.startswith("layers.")
+            self._updater = Updater(
+                self._root.weights(),
+                parameter_groups(specs),
+                optimizer,
+                max_grad_norm or 0.0,
+                DynamicLossScaler(loss_scaling),
+                self.device,
+            )
+        self._info: StepInfo | None = None
+        self._under_way: deque[_Finished] = deque()
+        self._runs = self._readbacks = 0
+        self._activation_bytes = 0
+
+    def _upload(self, array: NDArray[Any]) -> Tensor:
+        """A copy on the device."""
+        tensor = torch.from_numpy(np.array(array))
+        if self.device.type == "cuda":
+            return tensor.pin_memory().to(self.device, non_blocking=True)
+        return tensor
+
+    # --- a step ------------------------------------------------------------------------------------------------------
+
+    def begin(self, info: StepInfo) -> None:
+        if self._info is not None:
+            raise RuntimeError(f"begin: step {self._info.data_step} was not applied")
+        if info.target_tokens < 1:
+            raise DataContractError(f"step {info.data_step} has no target tokens: its loss would have no meaning")
+        if info.microbatches < 1:
+            raise ConfigError(f"step {info.data_step} has {info.microbatches} microbatches: expected at least 1")
+        if len(self._under_way) >= MOST_UNDER_WAY:
+            self._under_way[-MOST_UNDER_WAY].times.wait()
+        self._info = info
+        self._accumulated = 0
+        self._times = StepTimes(self.device)
+        self._updater.clear()
+        self._sums = torch.zeros(2, dtype=torch.float64, device=self.device)
+        self._data_step = torch.tensor([info.data_step], device=self.device)
+        self._z_loss = torch.tensor([info.z_loss], dtype=torch.float32, device=self.device)
+        self._seed = (self._updater.step_scale() / info.target_tokens).float()
+
+    def accumulate(self, batch: Batch) -> None:
+        info = self._info
+        if info is None or self._accumulated == info.microbatches:
+            raise RuntimeError("accumulate: more microbatches than `begin` announced, or no `begin`")
+        inputs = self._inputs(batch, self._z_loss, training=True)
+        with _limits("activations"), self._counting_activations():
+            self._times.skip()
+            loss, nll = self._root(self._ops, inputs, self.model, cross_entropy)
+            self._times.part("forward")
+            loss.backward(self._seed.expand_as(loss))
+            self._times.part("backward")
+        self._sums += torch.stack([loss.detach().double().sum(), nll.detach().double().sum()])
+        self._accumulated += 1
+
+    def _inputs(self, batch: Batch, z_loss: Tensor, *, training: bool) -> Inputs:
+        """The batch on the device, and `ops` told about it."""
+        validate_batch(batch, self.model.vocabulary_size, self.model.context_length, self.shape)
+        ids, positions, segments, targets = (
+            self._upload(array.astype(np.int64))
+            for array in (batch.ids, batch.positions, batch.segment_ids, batch.targets)
+        )
+        window = self.model.window
+        self._ops.training = training
+        self._ops.microbatch = Microbatch(
+            masks={window: blocks(segments, window, is_plain(batch.segment_ids))},
+            sample_ids=self._upload(batch.sample_ids.astype(np.int64)) if training else None,
+            data_step=self._data_step if training else None,
+        )
+        self._runs += 1
+        return Inputs(ids, positions, segments, targets, z_loss)
+
+    @contextmanager
+    def _counting_activations(self) -> Iterator[None]:
+        """On a CPU, the bytes kept for the backward pass, counted in the first microbatch; CUDA counts by itself."""
+        if self._activation_bytes or self.device.type == "cuda":
+            yield
+            return
+        own = {weight.untyped_storage().data_ptr() for weight in self._root.weights().values()}
+        kept: dict[int, int] = {}
+
+        def pack(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in own:
+                kept[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            yield
+        self._activation_bytes = sum(kept.values())
+
+    def inspect(self) -> StepResult:
+        info = self._judged()
+        self._readbacks += 1
+        return step_result(self._row.tolist(), info)
+
+    def _judged(self) -> StepInfo:
+        info = self._info
+        if info is None or self._accumulated != info.microbatches:
+            raise RuntimeError("inspect or apply: not all microbatches of the step have been accumulated")
+        self._row = self._updater.judge(self._sums[0], self._sums[1], info.target_tokens)
+        return info
+
+    def apply(self) -> None:
+        self._times.skip()
+        info = self._judged()
+        self._updater.apply(self._row)
+        row = self._row
+        if self.device.type == "cuda":
+            row = torch.empty_like(row, device="cpu", pin_memory=True).copy_(row, non_blocking=True)
+        self._times.part("optimizer")
+        self._under_way.append(_Finished(info, row, self._times))
+        self._info = None
+
+    def poll_metrics(self, wait: bool = False) -> list[StepResult]:
+        results = []
+        while self._under_way and (wait or self._under_way[0].times.arrived):
+            results.append(self._under_way.popleft().result())
+            self._readbacks += 1
+        return results
+
+    # --- evaluation and sampling -------------------------------------------------------------------------------------
+
+    def evaluate(self, batch: Batch) -> Evaluation:
+        with torch.no_grad(), _limits("activations"):
+            inputs = self._inputs(batch, torch.zeros(1, device=self.device), training=False)
+            _, nll = self._root(self._ops, inputs, self.model, cross_entropy)
+            return Evaluation(nll.double().sum().item(), batch.target_tokens)
+
+    def generate(self, prompt: list[int], options: GenerateOptions) -> Iterator[int]:
+        """See `backends.sampling.generate`. The weights are those of the moment each token is asked for."""
+        ops = DecodeOps(PRECISIONS[self.precision], self.device, self.model.context_length)
+
+        def decode(ids: list[int], start: int) -> NDArray[np.float32]:
+            ops.start = start
+            inputs = Inputs(
+                ids=torch.tensor([ids], device=self.device),
+                positions=torch.arange(start, start + len(ids), device=self.device)[None],
+                last=torch.tensor([len(ids) - 1], device=self.device),
+            )
+            self._runs += 1
+            with torch.no_grad(), _limits("key/value caches"):
+                logits: Tensor = self._root(ops, inputs, self.model, last_token_logits)
+            array: NDArray[np.float32] = logits.cpu().numpy()
+            return array
+
+        yield from generate(
+            lambda ids: decode(ids, 0),
+            lambda token, position: decode([token], position),
+            prompt,
+            options,
+            vocabulary_size=self.model.vocabulary_size,
+            context_length=self.model.context_length,
+        )
+
+    # --- state -------------------------------------------------------------------------------------------------------
+
+    def export_state(self) -> SessionState:
+        if self._info is not None:
+            raise RuntimeError(f"export_state: step {self._info.data_step} is under way; apply it first")
+        return SessionState(
+            model={name: _host_copy(weight) for name, weight in self._root.weights().items()},
+            optimizer={name: _host_copy(moment) for name, moment in self._updater.moments().items()},
+            optimizer_step=self._updater.optimizer_step,
+            scaler=self._updater.scaler_state(),
+        )
+
+    def import_state(self, state: SessionState) -> None:
+        """CheckpointCorrupt when a name, shape, type or scaler field is not what this model needs; nothing has
+        changed then."""
+        check_state(state, self._shapes)
+        scaler = DynamicLossScaler(self._loss_scaling)
+        if state.scaler:
+            scaler.restore(state.scaler)
+        with torch.no_grad():
+            for own, given in ((self._root.weights(), state.model), (self._updater.moments(), state.optimizer)):
+                for name, tensor in own.items():
+                    tensor.copy_(torch.from_numpy(given[name]))
+        self._updater.restore(state.optimizer_step, scaler)
+        self._updater.clear()
+        self._info = None
+        self._under_way.clear()
+
+    def describe(self) -> dict[str, Any]:
+        cuda = self.device.type == "cuda"
+        name = torch.cuda.get_device_name(self.device) if cuda else platform.machine() or "CPU"
+        facts = {
+            "backend": "torch",
+            "adapter": f"torch {torch.__version__} on {name}",
+            "device": self.device.type,
+            "precision": self.precision,
+            "kernel_path": f"torch-{self.device.type}-{self.precision}",
+            "numerics": self.numerics.to_dict(),
+            "threads": torch.get_num_threads(),
+        }
+        if cuda:
+            facts["gpuAdapter"] = {"name": name, "vendor": "nvidia", "backend": "cuda", "driver": torch.version.cuda}
+        return facts
+
+    def memory(self) -> dict[str, int]:
+        """Bytes by arena. `activations`: on CUDA, the most that was ever allocated beside the others; on a CPU, what
+        one microbatch keeps for its backward part (0 before the first)."""
+        weights = sum(weight.nbytes for weight in self._root.weights().values())
+        arenas = {"params": weights, "grads": weights, "moment1": weights, "moment2": weights}
+        if self.device.type == "cuda":
+            peak = torch.cuda.max_memory_allocated(self.device)
+            arenas["activations"] = max(0, peak - sum(arenas.values()))
+        else:
+            arenas["activations"] = self._activation_bytes
+        return {**arenas, "total": sum(arenas.values())}
+
+    def counters(self) -> dict[str, int]:
+        """`submits` counts runs of the model; torch's allocator keeps its buffers to itself."""
+        return {"submits": self._runs, "readbacks": self._readbacks, "buffers_created": 0, "pipelines_created": 0}
+
+    def close(self) -> None:
+        self._updater.clear()
+        self._under_way.clear()
+
+
+def _host_copy(tensor: Tensor) -> NDArray[np.float32]:
+    array: NDArray[np.float32] = tensor.detach().cpu().numpy()
+    return array.copy() if tensor.device.type == "cpu" else array
+
+
+@contextmanager
+def _limits(what: str) -> Iterator[None]:
+    """LimitExceeded where torch could not allocate memory."""
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
+            first_line = str(error).splitlines()[0]
+            raise LimitExceeded(
+                f"no memory left for {what}: {first_line}; use a smaller data.microbatchSize, backend.recompute or "
+                "mixed precision"
+            ) from error
+        raise
