@@ -85,9 +85,9 @@ def path(text: str) -> Path:
     return Path(text)
 
 
-def add_backend_options(parser: argparse.ArgumentParser) -> None:
-    """`--backend` and `--adapter`."""
-    parser.add_argument("--backend", metavar="NAME", help="auto, webgpu or reference (default: auto)")
+def add_backend_options(parser: argparse.ArgumentParser, backends: str = "auto, webgpu or reference") -> None:
+    """`--backend` and `--adapter`. backends: those of the command, for its help."""
+    parser.add_argument("--backend", metavar="NAME", help=f"{backends} (default: auto)")
     parser.add_argument(
         "--adapter", metavar="NAME", help="part of a GPU's name, or its number; `hybrid doctor` lists them"
     )

@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from hybrid.config.tree import RunConfig
 from hybrid.models.parameters import count_parameters
 from hybrid.training.evaluation import prompt_ids
 from hybrid.training.run_files import check_place
 from hybrid.training.start import Request, Services, prepare_run, settings_of
 from hybrid.training.view import bytes_text
 
+Look = Callable[[RunConfig], tuple[dict[str, Any], dict[str, int]]]
 
-def dry_run(request: Request, services: Services) -> dict[str, Any]:
+
+def dry_run(request: Request, services: Services, look: Look | None = None) -> dict[str, Any]:
     """What a run would begin with. Builds missing data, sets a session up and closes it; the run folder is left alone.
 
+    look: says what a session describes itself as, and its memory, where none can be set up here.
     Errors: those that the run itself would meet before its first step.
     """
     check_place(request.run_dir)
     prepared, _ = prepare_run(request, services)
     if prepared.config.sampling.every:
         prompt_ids(prepared.data.tokenizer, prepared.config.sampling.prompt)
-    session = services.new_session(prepared.config)
-    try:
-        describe, memory = session.describe(), session.memory()
-    finally:
-        session.close()
+    describe, memory = look(prepared.config) if look is not None else _look(prepared.config, services)
     data = prepared.data
     return {
         "runDir": str(request.run_dir),
@@ -44,6 +45,14 @@ def dry_run(request: Request, services: Services) -> dict[str, Any]:
         "hashes": prepared.hashes.to_json(),
         "config": settings_of(prepared),
     }
+
+
+def _look(config: RunConfig, services: Services) -> tuple[dict[str, Any], dict[str, int]]:
+    session = services.new_session(config)
+    try:
+        return session.describe(), session.memory()
+    finally:
+        session.close()
 
 
 def dry_run_text(facts: dict[str, Any]) -> str:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hybrid.cli import early
 from hybrid.cli.parser import Subparsers, add_backend_options, add_command, add_set_option, flags, path
+from hybrid.errors import ConfigError
 
 if TYPE_CHECKING:
+    from hybrid.training.outcome import Outcome
     from hybrid.training.start import Request
 
 DESCRIPTION = """\
@@ -29,7 +33,10 @@ def register(subparsers: Subparsers) -> None:
     parser = add_command(subparsers, "train", "train a model, or go on with a run", DESCRIPTION)
     parser.add_argument("config", metavar="CONFIG", nargs="?", type=path, help="settings: a .toml or .json file")
     parser.add_argument("--preset", metavar="NAME", help="what the settings start from (default: stdlib-tiny)")
-    add_backend_options(parser)
+    add_backend_options(parser, "auto, webgpu, reference or browser")
+    parser.add_argument(
+        "--headless", action="store_true", help="with --backend browser: in a Chromium without a window"
+    )
     parser.add_argument("--run-dir", metavar="DIR", type=path, help="the run's folder (default: runs/NAME)")
     parser.add_argument("--steps", metavar="N", type=int, help="optimizer steps of the whole run")
     parser.add_argument("--seed", metavar="N", type=int, help="of initial weights, data order and dropout")
@@ -55,14 +62,14 @@ def register(subparsers: Subparsers) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run the command; the exit code."""
     from hybrid.cli.views import choose_view
-    from hybrid.training.dry_run import dry_run, dry_run_text
-    from hybrid.training.runner import train
+    from hybrid.training.dry_run import dry_run_text
     from hybrid.training.signals import StopFlag
     from hybrid.training.start import Services
 
     view = choose_view(arguments.json)
     request = make_request(arguments)
     services = Services(view=view, stop=StopFlag(request.config.run.max_hours))
+    train, dry_run = _ways(request.config.backend.name, arguments.headless)
     with services.stop.installed():
         early.hand_over()
         if not arguments.dry_run:
@@ -73,6 +80,20 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         print(dry_run_text(facts))
     return 0
+
+
+def _ways(backend: str, headless: bool) -> tuple[Callable[..., Outcome], Callable[..., dict[str, Any]]]:
+    """How to train with a backend, and how to look whether that would go well."""
+    if backend == "browser":
+        from hybrid.bridge.launch import dry_run_in_browser, train_in_browser
+
+        return partial(train_in_browser, headless=headless), partial(dry_run_in_browser, headless=headless)
+    if headless:
+        raise ConfigError(f"--headless goes with --backend browser, not with {backend}")
+    from hybrid.training.dry_run import dry_run
+    from hybrid.training.runner import train
+
+    return train, dry_run
 
 
 def make_request(arguments: argparse.Namespace) -> Request:

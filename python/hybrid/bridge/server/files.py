@@ -1,0 +1,108 @@
+"""Files as answers, whole or one range of them."""
+
+from __future__ import annotations
+
+import mimetypes
+import re
+import stat
+from collections.abc import Iterator
+from http import HTTPStatus
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO
+
+from fastapi import Request
+from fastapi.responses import Response, StreamingResponse
+
+from hybrid.bridge.server.refusals import Refusal, not_found
+from hybrid.errors import HybridError
+from hybrid.resources import resource
+
+PAGE = "launch.html"
+BLOCK_BYTES = 1024 * 1024
+
+# The system's table may say otherwise, and a browser runs a module only under the right type.
+_TYPES = {".js": "text/javascript", ".mjs": "text/javascript", ".wasm": "application/wasm", ".html": "text/html"}
+_PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}\Z")
+_RANGE = re.compile(r"bytes=([0-9]{0,15})-([0-9]{0,15})\Z")
+
+
+def web_build() -> Path:
+    """The folder of the built page. HybridError with what to do if there is none."""
+    try:
+        return resource(f"web/dist/{PAGE}").parent
+    except HybridError:
+        raise HybridError(
+            "the page is not built: run `make web` in the checkout (a wheel has it built in); it needs Node.js 20"
+        ) from None
+
+
+def send_file(request: Request, folder: Path, name: str) -> Response:
+    """The file `name` (plain names with / between them) in or below `folder`, as the request's Range header wants it.
+
+    Nothing outside the folder is reached: not by `..`, not by another kind of separator, not through a link. Errors:
+    Refusal (404; 416 for a range beyond the end).
+    """
+    parts = name.split("/")
+    if not all(_PLAIN.match(part) for part in parts):
+        raise not_found(name)
+    path = folder.joinpath(*parts)
+    try:
+        if not path.resolve().is_relative_to(folder.resolve()):
+            raise not_found(name)
+        file = path.open("rb")
+    except OSError:
+        raise not_found(name) from None
+    try:
+        facts = path.stat()
+        if not stat.S_ISREG(facts.st_mode):
+            raise not_found(name)
+        return _send(request, file, facts.st_size, _media_type(name))
+    except BaseException:
+        file.close()
+        raise
+
+
+def _send(request: Request, file: BinaryIO, size: int, kind: str) -> Response:
+    span = _span(request.headers.get("range"), size)
+    begin, end = span or (0, size)
+    headers = {"Accept-Ranges": "bytes", "Content-Length": str(end - begin)}
+    status = HTTPStatus.OK
+    if span is not None:
+        status = HTTPStatus.PARTIAL_CONTENT
+        headers["Content-Range"] = f"bytes {begin}-{end - 1}/{size}"
+    if request.method == "HEAD":
+        file.close()
+        return Response(None, status, headers, kind)
+    return StreamingResponse(_blocks(file, begin, end), status, headers, kind)
+
+
+def _blocks(file: BinaryIO, begin: int, end: int) -> Iterator[bytes]:
+    with file:
+        file.seek(begin)
+        while begin < end and (block := file.read(min(BLOCK_BYTES, end - begin))):
+            begin += len(block)
+            yield block
+
+
+def _span(header: str | None, size: int) -> tuple[int, int] | None:
+    """Begin and end of the one range that is asked for; None for the whole file, also where the header is none that
+    we understand (RFC 9110 14.2). Errors: Refusal 416."""
+    match = _RANGE.match(header or "")
+    if match is None or not (match[1] or match[2]):
+        return None
+    if match[1]:
+        begin, end = int(match[1]), min(size, int(match[2]) + 1) if match[2] else size
+        if match[2] and int(match[2]) < begin:
+            return None
+    else:
+        begin, end = max(0, size - int(match[2])), size
+    if begin >= end:
+        error = HybridError(f"the range {header} lies beyond the end: the file has {size} bytes")
+        headers = {"Content-Range": f"bytes */{size}"}
+        raise Refusal(HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE, error, headers=headers)
+    return begin, end
+
+
+def _media_type(name: str) -> str:
+    known = _TYPES.get(PurePosixPath(name).suffix) or mimetypes.guess_type(name)[0] or "application/octet-stream"
+    return f"{known}; charset=utf-8" if known.startswith("text/") else known
