@@ -1,11 +1,16 @@
-"""Changes to a manifest that make it malformed or a lie, and what the refusal says."""
+"""Changes to a checkpoint that make it malformed or a lie, and what the refusal says."""
 
 from __future__ import annotations
 
+import io
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from hybrid.checkpoint import manifest
+from hybrid.checkpoint import canonical, manifest, safetensors
+from hybrid.checkpoint.digests import digest_bytes
+from hybrid.contracts.stable_json import stable_hash
 
 DELETE = object()
 
@@ -23,6 +28,35 @@ def put(path: str, value: object) -> Callable[[dict[str, Any]], None]:
             document[last] = value
 
     return change
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change the manifest and recompute its hashes: what a forger, or a faulty writer, would leave."""
+    path = folder / "checkpoint.json"
+    document = json.loads(path.read_text(encoding="utf-8"))
+    change(document)
+    timestamp = document.pop("timestamp", None)
+    document.pop("checkpointHash", None)
+    document["checkpointHash"] = stable_hash(document)
+    if isinstance(timestamp, dict) and "unixMs" in timestamp:
+        seal = stable_hash({"checkpointHash": document["checkpointHash"], "unixMs": timestamp["unixMs"]})
+        timestamp = {**timestamp, "seal": seal}
+    document["timestamp"] = timestamp
+    path.write_bytes(canonical.render(document))
+
+
+def relist(folder: Path, name: str, data: bytes) -> None:
+    """Write a file and list it truthfully in the manifest."""
+    (folder / name).write_bytes(data)
+    digest = digest_bytes(data)
+    record = {"size": digest.size, "sha256": digest.sha256, "chunks": list(digest.chunks)}
+    rewrite(folder, lambda document: document["files"].update({name: record}))
+
+
+def tensor_bytes(tensors: dict[str, Any]) -> bytes:
+    out = io.BytesIO()
+    safetensors.write(out.write, tensors, {"format": "pt"})
+    return out.getvalue()
 
 
 CONFIG = "files/config.json"
@@ -86,3 +120,19 @@ HOSTILE: list[tuple[str, object, str]] = [
     ("timestamp", None, "timestamp is None: expected an object"),
     ("timestamp/unixMs", -5, "timestamp.unixMs is -5"),
 ]
+# What is no document at all.
+TEXTS: list[tuple[bytes, str]] = [
+    (b"", "not JSON"),
+    (b"\xff\xfe", "not UTF-8"),
+    (b"[]\n", "the document is []: expected an object"),
+    (b"null\n", "the document is None"),
+    (b'{"format": 1, "format": 1}', "the key 'format' appears twice"),
+    (b'{"seed": ' + b"9" * 10_000 + b"}", "an integer of 10000 digits"),
+    (b'{"seed": Infinity}', "Infinity is not a JSON number"),
+    (b'{"a":' * 100_000, "nested too deeply"),
+    (b'{\n  "__proto__": 1\n}\n', "__proto__"),
+]
+NAMES = (
+    "../model.safetensors", "/etc/passwd", "a/b", "a\\b", "..", ".", "", ".hidden", "C:evil", "a\x00b", "nul",
+    "Aux.json", "model.safetensors.", "é.json", "x" * 129, "checkpoint.json", "CHECKPOINT.JSON", " model", "a\n",
+)  # fmt: skip

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +10,10 @@ import numpy as np
 import pytest
 
 from checkpoint import examples
-from checkpoint.hostile import CONFIG, HOSTILE, put
-from hybrid.checkpoint import canonical, finding, manifest, safetensors
-from hybrid.checkpoint.digests import digest_bytes
+from checkpoint.hostile import CONFIG, HOSTILE, NAMES, TEXTS, put, relist, rewrite, tensor_bytes
+from hybrid.checkpoint import finding, manifest, safetensors
 from hybrid.checkpoint.loading import load
 from hybrid.checkpoint.store import CheckpointStore
-from hybrid.contracts.stable_json import stable_hash
 from hybrid.errors import CheckpointCorrupt
 
 FILES = (
@@ -89,35 +85,6 @@ def test_white_space_in_the_manifest_counts(checkpoint: Path) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()), indent=4))
     with pytest.raises(CheckpointCorrupt, match="not in canonical form at byte"):
         load(checkpoint)
-
-
-def rewrite(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    """Change the manifest and recompute its hashes: what a forger, or a faulty writer, would leave."""
-    path = folder / "checkpoint.json"
-    document = json.loads(path.read_text(encoding="utf-8"))
-    change(document)
-    timestamp = document.pop("timestamp", None)
-    document.pop("checkpointHash", None)
-    document["checkpointHash"] = stable_hash(document)
-    if isinstance(timestamp, dict) and "unixMs" in timestamp:
-        seal = stable_hash({"checkpointHash": document["checkpointHash"], "unixMs": timestamp["unixMs"]})
-        timestamp = {**timestamp, "seal": seal}
-    document["timestamp"] = timestamp
-    path.write_bytes(canonical.render(document))
-
-
-def relist(folder: Path, name: str, data: bytes) -> None:
-    """Write a file and list it truthfully in the manifest."""
-    (folder / name).write_bytes(data)
-    digest = digest_bytes(data)
-    record = {"size": digest.size, "sha256": digest.sha256, "chunks": list(digest.chunks)}
-    rewrite(folder, lambda document: document["files"].update({name: record}))
-
-
-def tensor_bytes(tensors: dict[str, Any]) -> bytes:
-    out = io.BytesIO()
-    safetensors.write(out.write, tensors, {"format": "pt"})
-    return out.getvalue()
 
 
 def test_a_rewritten_manifest_with_right_hashes_is_accepted(checkpoint: Path) -> None:
@@ -197,13 +164,7 @@ def test_without_verification_the_structure_is_still_checked(checkpoint: Path) -
 # --- hostile manifests
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "../model.safetensors", "/etc/passwd", "a/b", "a\\b", "..", ".", "", ".hidden", "C:evil", "a\x00b", "nul",
-        "Aux.json", "model.safetensors.", "é.json", "x" * 129, "checkpoint.json", "CHECKPOINT.JSON", " model", "a\n",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("name", NAMES)
 def test_a_file_name_that_leaves_the_folder_or_is_not_portable_is_refused(checkpoint: Path, name: str) -> None:
     rewrite(checkpoint, lambda document: document["files"].update({name: document["files"]["config.json"]}))
     with pytest.raises(CheckpointCorrupt, match="files has the name"):
@@ -227,20 +188,7 @@ def test_a_hostile_manifest_is_refused_naming_file_and_field(
     assert "checkpoint.json" in str(caught.value) or path.startswith(CONFIG)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (b"", "not JSON"),
-        (b"\xff\xfe", "not UTF-8"),
-        (b"[]\n", "the document is []: expected an object"),
-        (b"null\n", "the document is None"),
-        (b'{"format": 1, "format": 1}', "the key 'format' appears twice"),
-        (b'{"seed": ' + b"9" * 10_000 + b"}", "an integer of 10000 digits"),
-        (b'{"seed": Infinity}', "Infinity is not a JSON number"),
-        (b'{"a":' * 100_000, "nested too deeply"),
-        (b'{\n  "__proto__": 1\n}\n', "__proto__"),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), TEXTS)
 def test_a_manifest_that_is_no_document_is_refused(checkpoint: Path, text: bytes, message: str) -> None:
     (checkpoint / "checkpoint.json").write_bytes(text)
     with pytest.raises(CheckpointCorrupt) as caught:
