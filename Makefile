@@ -59,7 +59,7 @@ pytest: $(TORCH) ## the tests alone
 acceptance: $(TORCH) $(RIVALS) system-packages ## the long checks; writes benchmarks/results/*.json
 	@failed=0; $(PYTHON) benchmarks/run_all.py || failed=1; $(PYTHON) -m pytest -m acceptance $(ARGS) || failed=1; exit $$failed
 
-benchmark-env: $(RIVALS) ## the environment of the rivals that benchmarks/ measures (tinygrad with Dawn)
+benchmark-env: $(RIVALS) ## the environment of the rivals that benchmarks/ measures (tinygrad with Dawn, jax-js, TensorFlow.js)
 
 wheel: $(DEV) ## build dist/*.whl, with shaders and schemas inside
 	@$(PYTHON) -m pip --disable-pip-version-check wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
@@ -77,7 +77,7 @@ lock: ## write requirements.lock anew from what pyproject.toml allows today
 	cp "$$folder/lock" requirements.lock && wc -l requirements.lock
 
 clean: ## remove the virtual environment and caches (runs stay)
-	@rm -rf $(VENV) .venv-benchmarks build dist .mypy_cache .ruff_cache web/node_modules web/dist .pytest_cache .hypothesis
+	@rm -rf $(VENV) .venv-benchmarks build dist .mypy_cache .ruff_cache benchmarks/web/node_modules web/node_modules web/dist .pytest_cache .hypothesis
 
 # Sets `python` to the first interpreter that is new enough.
 define find-python
@@ -117,8 +117,9 @@ $(NODE_MODULES): web/package.json web/package-lock.json | $(DEV)
 	@$(NPM) ci --silent
 	@touch $@
 
-$(RIVALS): benchmarks/requirements.lock | $(PYTHON)
+$(RIVALS): benchmarks/requirements.lock benchmarks/web/package-lock.json | $(NODE_MODULES)
 	@echo "installing the rivals of the benchmarks"
+	@npm --prefix benchmarks/web ci --silent
 	@$(PYTHON) -m venv .venv-benchmarks
 	@.venv-benchmarks/bin/python -m pip --disable-pip-version-check install -qq --progress-bar off -r $<
 	@touch $@

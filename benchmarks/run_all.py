@@ -18,6 +18,7 @@ BENCHMARKS: dict[str, list[str]] = {
     "matmul": ["matmul.py"],
     "matmul_f16": ["matmul.py", "--precision", "mixed-f16"],
     "step": ["step.py"],
+    "tab_step": ["web/tab_step.py"],
     "shakespeare": ["shakespeare.py"],
 }
 
