@@ -5,8 +5,13 @@ struct Uniforms {
 }
 
 @group(0) @binding(0) var<uniform> u: Uniforms;
+//#if F32
+@group(0) @binding(1) var<storage, read> x: array<f32>;
+@group(0) @binding(2) var<storage, read_write> y: array<f32>;
+//#else
 @group(0) @binding(1) var<storage, read> x: array<act>;
 @group(0) @binding(2) var<storage, read_write> y: array<act>;
+//#endif
 
 @compute @workgroup_size(WORKGROUP)
 fn main(
@@ -18,5 +23,11 @@ fn main(
   if (index >= u.rows * u.columns) { return; }
   let row = index / u.columns;
   let column = index % u.columns;
-  y[row * u.target_width + u.target_first + column] = to_act(f32(x[row * u.source_width + u.source_first + column]));
+  let from_column = row * u.source_width + u.source_first + column;
+  let to_column = row * u.target_width + u.target_first + column;
+//#if F32
+  y[to_column] = x[from_column];
+//#else
+  y[to_column] = to_act(f32(x[from_column]));
+//#endif
 }

@@ -21,8 +21,13 @@ struct Uniforms { count: u32, factor: f32 }
 //#endif
 //#endif
 //#if BINARY
+//#if TO_F32
+@group(0) @binding(2) var<storage, read> b: array<wide>;
+@group(0) @binding(3) var<storage, read_write> y: array<wide>;
+//#else
 @group(0) @binding(2) var<storage, read> b: array<wide_act>;
 @group(0) @binding(3) var<storage, read_write> y: array<wide_act>;
+//#endif
 //#endif
 //#if GATED
 @group(0) @binding(2) var<storage, read> b: array<wide_act>;
@@ -66,6 +71,12 @@ fn main(
 //#endif
 //#if ADD
   y[i] = to_wide_act(wide(a[i]) + wide(b[i]));
+//#endif
+//#if ADD_F32
+  y[i] = a[i] + b[i];
+//#endif
+//#if MUL_F32
+  y[i] = a[i] * b[i];
 //#endif
 //#if MUL
   y[i] = to_wide_act(wide(a[i]) * wide(b[i]));

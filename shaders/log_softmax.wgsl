@@ -8,9 +8,17 @@ struct Uniforms { rows: u32, columns: u32 }
 //#if GRADIENT
 @group(0) @binding(1) var<storage, read> y: array<f32>;
 @group(0) @binding(2) var<storage, read> dy: array<f32>;
+//#if F32
+@group(0) @binding(3) var<storage, read_write> dx: array<f32>;
+//#else
 @group(0) @binding(3) var<storage, read_write> dx: array<act>;
+//#endif
+//#else
+//#if F32
+@group(0) @binding(1) var<storage, read> x: array<f32>;
 //#else
 @group(0) @binding(1) var<storage, read> x: array<act>;
+//#endif
 @group(0) @binding(2) var<storage, read_write> y: array<f32>;
 //#endif
 
@@ -27,7 +35,14 @@ fn main(
 //#if GRADIENT
   var sum = 0.0;
   for (var i = first; i < end; i++) { sum += dy[i]; }
-  for (var i = first; i < end; i++) { dx[i] = to_act(dy[i] - exp(y[i]) * sum); }
+  for (var i = first; i < end; i++) {
+    let d = dy[i] - exp(y[i]) * sum;
+//#if F32
+    dx[i] = d;
+//#else
+    dx[i] = to_act(d);
+//#endif
+  }
 //#else
   var high = f32(x[first]);
   for (var i = first + 1u; i < end; i++) { high = max(high, f32(x[i])); }

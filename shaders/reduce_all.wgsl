@@ -3,16 +3,19 @@
 struct Uniforms { count: u32, factor: f32 }
 
 @group(0) @binding(0) var<uniform> u: Uniforms;
-//#if MSE
-@group(0) @binding(1) var<storage, read> a: array<wide_act>;
-@group(0) @binding(2) var<storage, read> b: array<wide_act>;
-@group(0) @binding(3) var<storage, read_write> y: array<f32>;
-//#else
 //#if ACT
 @group(0) @binding(1) var<storage, read> a: array<wide_act>;
 //#else
 @group(0) @binding(1) var<storage, read> a: array<wide>;
 //#endif
+//#if MSE
+//#if ACT
+@group(0) @binding(2) var<storage, read> b: array<wide_act>;
+//#else
+@group(0) @binding(2) var<storage, read> b: array<wide>;
+//#endif
+@group(0) @binding(3) var<storage, read_write> y: array<f32>;
+//#else
 @group(0) @binding(2) var<storage, read_write> y: array<f32>;
 //#endif
 

@@ -25,7 +25,7 @@ from hybrid.plan.kernels.base import Launch
 def launches(precision: str) -> Iterator[Launch]:
     p = {"precision": precision}
     for n in (8, 7):  # numbers that do and do not divide by four
-        for name in ("gelu", "silu", "relu2", "add", "mul", "swiglu", "swiglu_grad", "broadcast"):
+        for name in ("gelu", "silu", "relu2", "swiglu", "swiglu_grad", "broadcast"):
             yield getattr(elementwise, name)(n, **p)
         for name in ("gelu_grad", "silu_grad", "relu2_grad"):
             yield getattr(elementwise, name)(n, **p)
@@ -34,7 +34,11 @@ def launches(precision: str) -> Iterator[Launch]:
             yield elementwise.cast(n, to=element, **p)
             yield reduce.sum_all(n, element=element, **p)
             yield reduce.mean_all(n, element=element, **p)
-        yield reduce.mse(n, **p)
+            yield reduce.mse(n, element=element, **p)
+            yield elementwise.add(n, element=element, **p)
+            yield elementwise.mul(n, element=element, **p)
+            yield loss.log_softmax(3, n, element=element, **p)
+            yield loss.log_softmax_grad(3, n, element=element, **p)
         yield reduce.column_sum(3, n, **p)
         yield reduce.column_reduce(3, n, **p)
         for lanes in (1, 8):
@@ -55,8 +59,6 @@ def launches(precision: str) -> Iterator[Launch]:
         yield elementwise.add_noise(n, **p)
         yield elementwise.add_noise_grad(n, level=0, to="act", **p)
         yield elementwise.add_noise_grad(n, level=1, to="f32", **p)
-        yield loss.log_softmax(3, n, **p)
-        yield loss.log_softmax_grad(3, n, **p)
         for rows in (1, 2):
             options = {"scale": 0.5, "rows": rows, **p}
             yield attention.attention(1, 5, 2, 1, n, **options)
@@ -75,7 +77,8 @@ def launches(precision: str) -> Iterator[Launch]:
         yield loss.triplet_hinge_grad(3, 8, listed, **p)
     yield elementwise.dropout(2, 12, site=0, rate=0.1, **p)
     where = {"source_width": 4, "source_first": 0, "target_width": 8, "target_first": 4}
-    yield elementwise.copy_columns(3, 4, **where, **p)
+    for element in ("act", "f32"):
+        yield elementwise.copy_columns(3, 4, **where, element=element, **p)
 
     yield state.step_begin(**p)
     yield state.loss_accumulate(5, **p)

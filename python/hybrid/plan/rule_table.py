@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hybrid.graph.ir import Node, Value
+from hybrid.graph.ir import ACT, Node, Value
 from hybrid.plan.kernels import matmul
 from hybrid.plan.kernels.base import Launch
-from hybrid.plan.lowering import Lowering, Slice
+from hybrid.plan.lowering import Lowering, Slice, element_of
 
 Rule = Callable[[Lowering, Node], None]
 RULES: dict[str, Rule] = {}
@@ -25,6 +25,11 @@ def rule(*ops: str) -> Callable[[Rule], Rule]:
 def rows_of(value: Value) -> int:
     """N: everything but the last axis."""
     return value.type.elements // value.shape[-1]
+
+
+def kernel_element(low: Lowering, value: Value) -> str:
+    """The element of a kernel that takes "act" or "f32": in f32 precision one kernel serves both."""
+    return ACT if low.precision == "f32" else element_of(value)
 
 
 def one_dispatch(low: Lowering, node: Node, launch: Launch) -> None:

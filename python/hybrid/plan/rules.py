@@ -13,7 +13,7 @@ from hybrid.graph.ir import Node, Value
 from hybrid.plan import rules_losses  # noqa: F401 (puts its rules into the table)
 from hybrid.plan.kernels import attention, decode, elementwise, embedding, norm, reduce, rope
 from hybrid.plan.lowering import Lowering, Slice, element_of
-from hybrid.plan.rule_table import RULES, one_dispatch, product, rows_of, rule
+from hybrid.plan.rule_table import RULES, kernel_element, one_dispatch, product, rows_of, rule
 
 
 def lower_node(low: Lowering, node: Node) -> None:
@@ -108,13 +108,21 @@ def _add(low: Lowering, node: Node) -> None:
         if deferred is not None:
             RESIDUAL_RULES[deferred.op](low, deferred, other, node.outputs[0])
             return
-    low.emit(elementwise.add(node.outputs[0].type.elements, precision=low.precision), [*node.inputs, node.outputs[0]])
+    _binary(low, node)
 
 
 # Elementwise
 
 
-@rule("mul", "gelu", "silu", "relu2", "gelu_grad", "silu_grad", "relu2_grad", "swiglu", "swiglu_grad")
+@rule("mul")
+def _binary(low: Lowering, node: Node) -> None:
+    (out,) = node.outputs
+    launcher = elementwise.add if node.op == "add" else elementwise.mul
+    launch = launcher(out.type.elements, element=kernel_element(low, out), precision=low.precision)
+    one_dispatch(low, node, launch)
+
+
+@rule("gelu", "silu", "relu2", "gelu_grad", "silu_grad", "relu2_grad", "swiglu", "swiglu_grad")
 def _pointwise(low: Lowering, node: Node) -> None:
     launcher = getattr(elementwise, node.op)
     one_dispatch(low, node, launcher(node.outputs[0].type.elements, precision=low.precision))
@@ -187,6 +195,7 @@ def _split(low: Lowering, node: Node) -> None:
             target_width=part.shape[-1],
             target_first=0,
             precision=low.precision,
+            element=kernel_element(low, x),
         )
         low.emit(launch, [x, part])
         first += part.shape[-1]
@@ -205,6 +214,7 @@ def _concat(low: Lowering, node: Node) -> None:
             target_width=whole.shape[-1],
             target_first=first,
             precision=low.precision,
+            element=kernel_element(low, whole),
         )
         low.emit(launch, [part, whole])
         first += part.shape[-1]

@@ -8,29 +8,30 @@ from dataclasses import dataclass
 from hybrid.graph.ir import U32, Node, Value
 from hybrid.plan.kernels import loss, reduce
 from hybrid.plan.lowering import Lowering, Slice, element_of
-from hybrid.plan.rule_table import one_dispatch, product, rows_of, rule
+from hybrid.plan.rule_table import kernel_element, one_dispatch, product, rows_of, rule
 
 # Logits exist for one chunk of rows at a time: as many rows (a multiple of 128) as fit this many bytes.
 LOGITS_BYTES = 16 * 1024 * 1024
 CHUNK_ROWS = 128
 
 
-@rule("cross_entropy_head")
-def _cross_entropy_head(low: Lowering, node: Node) -> None:
-    """Alone in an evaluation; in training the gradient node computes the losses from the same logits."""
-    if not any(
-        other.op == "cross_entropy_head_grad" and other.inputs[4] is node.outputs[2] for other in low.graph.nodes
-    ):
-        _head(low, node, None)
+@rule("cross_entropy_head", "topk_kl")
+def _head_alone(low: Lowering, node: Node) -> None:
+    """In an evaluation, and where a later node reads the losses. Otherwise the gradient node computes them, from the
+    same logits: an objective saves a product if it gives each loss a seed of its own instead of adding them up."""
+    readers = [reader for value in node.outputs for reader in low.users(value)]
+    if not readers or any(reader.op != f"{node.op}_grad" for reader in readers):
+        lower = _cross_entropy if node.op == "cross_entropy_head" else _distil
+        lower(low, node, None)
 
 
 @rule("cross_entropy_head_grad")
 def _cross_entropy_head_grad(low: Lowering, node: Node) -> None:
     forward = low.graph.producer()[node.inputs[4]]
-    _head(low, forward, node)
+    _cross_entropy(low, forward, node)
 
 
-def _head(low: Lowering, forward: Node, backward: Node | None) -> None:
+def _cross_entropy(low: Lowering, forward: Node, backward: Node | None) -> None:
     x, weight, targets, z_loss = forward.inputs
     head = _Head(low, x, weight)
     upstream = _upstream(low, backward.inputs[5]) if backward else None
@@ -50,13 +51,6 @@ def _head(low: Lowering, forward: Node, backward: Node | None) -> None:
             head.project_back(chunk, logits, backward)
 
 
-@rule("topk_kl")
-def _topk_kl(low: Lowering, node: Node) -> None:
-    """Alone in an evaluation; in training the gradient node computes the losses from the same logits."""
-    if not any(other.op == "topk_kl_grad" and other.inputs[5] is node.outputs[0] for other in low.graph.nodes):
-        _distil(low, node, None)
-
-
 @rule("topk_kl_grad")
 def _topk_kl_grad(low: Lowering, node: Node) -> None:
     _distil(low, low.graph.producer()[node.inputs[5]], node)
@@ -72,12 +66,12 @@ def _distil(low: Lowering, forward: Node, backward: Node | None) -> None:
         inputs = [logits, *(chunk.of(value) for value in teacher)]
         size = (chunk.rows, head.vocabulary, columns)
         launch = loss.topk_kl(*size, **forward.attrs, precision=low.precision)
-        low.emit(launch, [*inputs, *(chunk.of(value) for value in forward.outputs)], what="topk_kl")
+        low.emit(launch, [*inputs, *(chunk.of(value) for value in forward.outputs)], what="top_k")
         if backward is None or upstream is None:
             continue
         shared = upstream.shape == (1,)
         launch = loss.topk_kl_grad(*size, **forward.attrs, shared_upstream=shared, precision=low.precision)
-        low.emit(launch, [*inputs, chunk.of_upstream(upstream)], what="topk_kl_grad")
+        low.emit(launch, [*inputs, chunk.of_upstream(upstream)], what="top_k_gradient")
         head.project_back(chunk, logits, backward)
 
 
@@ -192,14 +186,18 @@ def _sum(low: Lowering, node: Node) -> None:
 
 @rule("mse")
 def _mse(low: Lowering, node: Node) -> None:
-    one_dispatch(low, node, reduce.mse(node.inputs[0].type.elements, precision=low.precision))
+    a = node.inputs[0]
+    launch = reduce.mse(a.type.elements, element=kernel_element(low, a), precision=low.precision)
+    one_dispatch(low, node, launch)
 
 
 @rule("log_softmax", "log_softmax_grad")
 def _log_softmax(low: Lowering, node: Node) -> None:
-    x = node.inputs[0]
-    launcher = loss.log_softmax if node.op == "log_softmax" else loss.log_softmax_grad
-    one_dispatch(low, node, launcher(rows_of(x), x.shape[-1], precision=low.precision))
+    forward = node.op == "log_softmax"
+    x = node.inputs[0] if forward else node.outputs[0]
+    launcher = loss.log_softmax if forward else loss.log_softmax_grad
+    launch = launcher(rows_of(x), x.shape[-1], element=kernel_element(low, x), precision=low.precision)
+    one_dispatch(low, node, launch)
 
 
 @rule("triplet_hinge")
@@ -215,6 +213,7 @@ def _triplet_hinge_grad(low: Lowering, node: Node) -> None:
 
 def _triplet_size(node: Node) -> tuple[int, int, int | None]:
     """N, C, and K if the columns are listed."""
-    *_, last = node.inputs
+    first, *_, last = node.inputs
+    rows, width = first.shape
     listed = last.dtype == U32 and len(last.shape) == 2
-    return *node.inputs[0].shape, last.shape[1] if listed else None  # type: ignore[return-value]
+    return rows, width, last.shape[1] if listed else None

@@ -15,14 +15,14 @@ _Y = Binding("y", "read_write", "act")
 _Z = Binding("z", "read_write", "act")
 
 
-def add(elements: int, *, precision: str) -> Launch:
-    """Bindings: a, b, y. y = a + b."""
-    return _launch("add", (_A, _B, _Y), elements)
+def add(elements: int, *, precision: str, element: str = "act") -> Launch:
+    """Bindings: a, b, y of `element`. y = a + b."""
+    return _binary("add", elements, element)
 
 
-def mul(elements: int, *, precision: str) -> Launch:
-    """Bindings: a, b, y. y = a * b."""
-    return _launch("mul", (_A, _B, _Y), elements)
+def mul(elements: int, *, precision: str, element: str = "act") -> Launch:
+    """Bindings: a, b, y of `element`. y = a * b."""
+    return _binary("mul", elements, element)
 
 
 def scale(elements: int, factor: float, *, precision: str, element: str = "act") -> Launch:
@@ -148,22 +148,29 @@ def copy_columns(
     target_width: int,
     target_first: int,
     precision: str,
+    element: str = "act",
 ) -> Launch:
-    """Bindings: x act [rows, source_width], y act [rows, target_width].
+    """Bindings: x [rows, source_width], y [rows, target_width] of `element`.
 
     y[:, target_first : target_first + columns] = x[:, source_first : source_first + columns].
     """
     names = ("rows", "columns", "source_width", "source_first", "target_width", "target_first")
     kernel = Kernel(
-        "copy_columns",
+        "copy_columns" if element == "act" else "copy_columns_f32",
         "copy_columns.wgsl",
-        (Binding("x", "read", "act"), _Y),
+        (Binding("x", "read", element), Binding("y", "read_write", element)),
         tuple((n, "u32") for n in names),
         defines=(("WORKGROUP", _WORKGROUP),),
+        switches=frozenset({element.upper()}),
         invocations=_WORKGROUP,
     )
     values = (rows, columns, source_width, source_first, target_width, target_first)
     return Launch(kernel, values, grid(ceil_div(rows * columns, _WORKGROUP)))
+
+
+def _binary(name: str, elements: int, element: str) -> Launch:
+    bindings = tuple(Binding(n, "read_write" if n == "y" else "read", element) for n in "aby")
+    return _launch(name if element == "act" else f"{name}_f32", bindings, elements)
 
 
 def _launch(name: str, bindings: tuple[Binding, ...], elements: int, factor: float = 0.0) -> Launch:

@@ -160,21 +160,21 @@ def triplet_hinge_grad(rows: int, width: int, listed: int | None, *, precision: 
     return Launch(kernel, (rows, width, listed or width), grid(ceil_div(rows * width, _ELEMENT_WORKGROUP)))
 
 
-def log_softmax(rows: int, columns: int, *, precision: str) -> Launch:
-    """Bindings: x act [N, V], y f32 [N, V]. y = x - log(sum(exp(x))), per row."""
-    bindings = (Binding("x", "read", "act"), Binding("y", "read_write", "f32"))
-    return _rows("log_softmax", bindings, frozenset(), rows, columns)
+def log_softmax(rows: int, columns: int, *, precision: str, element: str = "act") -> Launch:
+    """Bindings: x of `element` [N, V], y f32 [N, V]. y = x - log(sum(exp(x))), per row."""
+    bindings = (Binding("x", "read", element), Binding("y", "read_write", "f32"))
+    return _rows("log_softmax", bindings, frozenset({element.upper()}), rows, columns)
 
 
-def log_softmax_grad(rows: int, columns: int, *, precision: str) -> Launch:
-    """Bindings: y f32 [N, V], dy f32 [N, V], dx act [N, V]. dx = dy - exp(y) * sum(dy), per row."""
-    bindings = (Binding("y", "read", "f32"), Binding("dy", "read", "f32"), Binding("dx", "read_write", "act"))
-    return _rows("log_softmax_grad", bindings, frozenset({"GRADIENT"}), rows, columns)
+def log_softmax_grad(rows: int, columns: int, *, precision: str, element: str = "act") -> Launch:
+    """Bindings: y f32 [N, V], dy f32 [N, V], dx of `element` [N, V]. dx = dy - exp(y) * sum(dy), per row."""
+    bindings = (Binding("y", "read", "f32"), Binding("dy", "read", "f32"), Binding("dx", "read_write", element))
+    return _rows("log_softmax_grad", bindings, frozenset({"GRADIENT", element.upper()}), rows, columns)
 
 
 def _rows(name: str, bindings: tuple[Binding, ...], switches: frozenset[str], rows: int, columns: int) -> Launch:
     kernel = Kernel(
-        name,
+        f"{name}_f32" if "F32" in switches else name,
         "log_softmax.wgsl",
         bindings,
         (("rows", "u32"), ("columns", "u32")),

@@ -71,9 +71,9 @@ def mean_all(elements: int, *, precision: str, element: str = "f32") -> Launch:
     return _all("mean_all", (Binding("a", "read", element),), elements, 1.0 / elements)
 
 
-def mse(elements: int, *, precision: str) -> Launch:
-    """Bindings: a, b act [elements], y f32 [1]. y = sum((a - b)^2) / elements."""
-    return _all("mse", (Binding("a", "read", "act"), Binding("b", "read", "act")), elements, 1.0 / elements)
+def mse(elements: int, *, precision: str, element: str = "act") -> Launch:
+    """Bindings: a, b of `element` [elements], y f32 [1]. y = sum((a - b)^2) / elements."""
+    return _all("mse", tuple(Binding(n, "read", element) for n in "ab"), elements, 1.0 / elements)
 
 
 def _all(name: str, inputs: tuple[Binding, ...], elements: int, factor: float) -> Launch:
