@@ -34,6 +34,7 @@ import { permute, samples } from "../../runtime/random/shuffle.js";
 import { streamKey } from "../../runtime/random/streams.js";
 import { readBytes, SafetensorsError, write } from "../../runtime/safetensors.js";
 import { parse, StrictJsonError } from "../../runtime/strict_json.js";
+import { CHECKPOINT_TASKS } from "./checkpoints.js";
 import { DATA_TASKS } from "./data.js";
 import { RUNNER_TASKS } from "./runner.js";
 import { SESSION_TASKS } from "./sessions.js";
@@ -49,6 +50,7 @@ const isError = (one) => one.prototype instanceof errors.HybridError;
 
 /** @type {Record<string, (one: any) => unknown>} */
 const TASKS = {
+  ...CHECKPOINT_TASKS,
   ...DATA_TASKS,
   ...RUNNER_TASKS,
   ...SESSION_TASKS,
