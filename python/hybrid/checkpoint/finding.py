@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
+from hybrid.checkpoint import archive
 from hybrid.checkpoint.loading import read_manifest
 from hybrid.checkpoint.manifest import MANIFEST_NAME, Manifest
 from hybrid.errors import CheckpointCorrupt, CheckpointNotFound
@@ -115,17 +116,20 @@ def newest(folder: Path) -> CheckpointRef | None:
 
 
 def resolve(path: Path) -> CheckpointRef:
-    """The checkpoint meant by a path: a checkpoint folder, a `checkpoints` folder or a run folder (its newest).
+    """The checkpoint meant by a path: a checkpoint folder, a `checkpoints` folder or a run folder (its newest), or an
+    archive, which is unpacked for as long as the process runs.
 
     Errors: CheckpointNotFound naming what was looked for; CheckpointCorrupt.
     """
+    if archive.is_archive(path):
+        return read_ref(archive.as_folder(path))
     try:
         if (path / MANIFEST_NAME).exists() or _STEP.match(path.name):
             return read_ref(path)
         if not path.exists():
             raise CheckpointNotFound(f"{path}: there is no such run or checkpoint")
         if not path.is_dir():
-            raise CheckpointNotFound(f"{path}: a file; expected a run folder or a checkpoint folder")
+            raise CheckpointNotFound(f"{path}: a file; expected a run folder, a checkpoint folder or *.hybrid")
         inner = path / CHECKPOINTS_FOLDER
         folder = inner if inner.is_dir() else path
     except OSError as error:

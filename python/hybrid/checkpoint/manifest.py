@@ -220,11 +220,18 @@ def parse(source: str, data: bytes) -> Manifest:
 
 
 def check_file_name(name: str) -> str | None:
-    """What is wrong with a file name of a manifest, or None. Names are portable and stay inside the folder."""
-    if not _FILE_NAME.match(name) or name.endswith(".") or _DEVICE_NAME.match(name.lower()):
-        return "expected a plain file name of letters, digits, '.', '_' and '-'"
+    """What is wrong with a file name of a manifest, or None."""
+    if problem := name_problem(name):
+        return problem
     if name.lower() == MANIFEST_NAME:
         return "the manifest does not list itself"
+    return None
+
+
+def name_problem(name: str) -> str | None:
+    """What is wrong with the name of a file, or None. Names are portable and stay inside the folder."""
+    if not _FILE_NAME.match(name) or name.endswith(".") or _DEVICE_NAME.match(name.lower()):
+        return "expected a plain file name of letters, digits, '.', '_' and '-'"
     return None
 
 

@@ -1,12 +1,16 @@
-"""`hybrid checkpoint show|verify|diff|list`."""
+"""`hybrid checkpoint show|verify|diff|list|pack|unpack`."""
 
 from __future__ import annotations
 
 import argparse
 import json
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from hybrid.cli.parser import Subparsers, add_command, add_group, path
+
+if TYPE_CHECKING:
+    from hybrid.checkpoint.manifest import Manifest
 
 
 def register(subparsers: Subparsers) -> None:
@@ -27,6 +31,16 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument("b", metavar="B", type=path)
     _json_option(parser)
     parser.set_defaults(run=diff)
+    parser = add_command(group, "pack", "one file of a checkpoint, to carry it elsewhere (into a browser, say)")
+    parser.add_argument("path", metavar="RUN|CHECKPOINT", type=path)
+    parser.add_argument("archive", metavar="FILE.hybrid", nargs="?", type=path, help="default: RUN-STEP.hybrid here")
+    _json_option(parser)
+    parser.set_defaults(run=pack)
+    parser = add_command(group, "unpack", "the checkpoint folder of such a file")
+    parser.add_argument("archive", metavar="FILE.hybrid", type=path)
+    parser.add_argument("folder", metavar="FOLDER", nargs="?", type=path, help="default: FILE here")
+    _json_option(parser)
+    parser.set_defaults(run=unpack)
 
 
 def _json_option(parser: argparse.ArgumentParser) -> None:
@@ -117,6 +131,35 @@ def diff(arguments: argparse.Namespace) -> int:
     if rows:
         _table(("file", "tensor", "difference"), rows)
     return 0
+
+
+def pack(arguments: argparse.Namespace) -> int:
+    """`checkpoint pack`."""
+    from hybrid.checkpoint import archive, finding
+
+    place = finding.resolve(arguments.path).path.resolve()
+    inside = place.parent.name == finding.CHECKPOINTS_FOLDER
+    name = f"{place.parent.parent.name}-{place.name}" if inside else place.name
+    target: Path = arguments.archive or Path(f"{name}{archive.SUFFIX}")
+    _tell(arguments, target, archive.pack(place, target))
+    return 0
+
+
+def unpack(arguments: argparse.Namespace) -> int:
+    """`checkpoint unpack`."""
+    from hybrid.checkpoint import archive
+
+    folder: Path = arguments.folder or Path(arguments.archive.stem)
+    _tell(arguments, folder, archive.unpack(arguments.archive, folder))
+    return 0
+
+
+def _tell(arguments: argparse.Namespace, target: Path, manifest: Manifest) -> None:
+    step, checkpoint_hash = manifest.progress.step, manifest.checkpoint_hash
+    if arguments.json:
+        print(json.dumps({"path": str(target), "step": step, "checkpointHash": checkpoint_hash}))
+    else:
+        print(f"{target}: the checkpoint of step {step:,}, every byte verified")
 
 
 def _short(value: object) -> str:

@@ -1,0 +1,132 @@
+"""`*.hybrid`: a checkpoint folder as one uncompressed zip, to carry a run from one place to another."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from hybrid.checkpoint import loading
+from hybrid.checkpoint.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest, parse
+from hybrid.checkpoint.safetensors import open_regular
+from hybrid.checkpoint.zip_entries import Entry, read_entries
+from hybrid.errors import CheckpointCorrupt, CheckpointNotFound, HybridError
+
+SUFFIX: Final = ".hybrid"
+
+_BLOCK_BYTES = 1024 * 1024
+_FIRST_DAY = (1980, 1, 1, 0, 0, 0)  # the earliest that a zip can say: equal folders give equal archives
+
+
+def pack(folder: Path, archive: Path) -> Manifest:
+    """Write the checkpoint in `folder`, which is verified first, into the file `archive`, which must not exist.
+
+    Errors: CheckpointNotFound, CheckpointCorrupt; HybridError when the archive exists or the disk refuses.
+    """
+    manifest = loading.load(folder).manifest
+    with _fresh(archive) as temporary, zipfile.ZipFile(temporary, "x", zipfile.ZIP_STORED) as target:
+        for name in (MANIFEST_NAME, *sorted(manifest.files)):
+            info = zipfile.ZipInfo(name, _FIRST_DAY)
+            info.create_system = 3
+            info.external_attr = (stat.S_IFREG | 0o644) << 16
+            info.file_size = (folder / name).stat().st_size
+            with open_regular(folder / name, str(folder / name)) as source, target.open(info, "w") as sink:
+                shutil.copyfileobj(source, sink, _BLOCK_BYTES)
+    return manifest
+
+
+def unpack(archive: Path, folder: Path) -> Manifest:
+    """Make the folder `folder`, which must not exist, of the checkpoint in an archive. Every byte is verified.
+
+    Errors: CheckpointNotFound if there is no such archive; CheckpointCorrupt for a damaged or hostile one;
+    HybridError when the folder exists or the disk refuses.
+    """
+    source = str(archive)
+    with open_regular(archive, source) as stream:
+        entries = {entry.name: entry for entry in read_entries(source, stream)}
+        with _fresh(folder) as temporary:
+            temporary.mkdir()
+            for name in (MANIFEST_NAME, *_manifest(source, stream, entries).files):
+                if name not in entries:
+                    raise CheckpointCorrupt(f"{source}/{name}: the manifest lists this file, but it is missing")
+                with (temporary / name).open("xb") as file:
+                    for block in _content(source, stream, entries[name]):
+                        file.write(block)
+                    file.flush()
+                    os.fsync(file.fileno())
+            try:
+                return loading.load(temporary).manifest
+            except CheckpointCorrupt as error:
+                raise CheckpointCorrupt(str(error).replace(str(temporary), source)) from error
+
+
+def as_folder(archive: Path) -> Path:
+    """The checkpoint in an archive as a folder, for as long as this process runs. Errors: as `unpack`."""
+    status = archive.stat()
+    key = (str(archive.resolve()), status.st_size, status.st_mtime_ns)
+    if key not in _unpacked:
+        place = tempfile.TemporaryDirectory(prefix="hybrid-")
+        unpack(archive, Path(place.name) / archive.name)
+        _unpacked[key] = place
+    return Path(_unpacked[key].name) / archive.name
+
+
+# The folders vanish with their objects, at the latest when the process ends.
+_unpacked: dict[tuple[str, int, int], tempfile.TemporaryDirectory[str]] = {}
+
+
+def is_archive(path: Path) -> bool:
+    """Whether `path` is a file that is named like an archive."""
+    return path.suffix == SUFFIX and path.is_file()
+
+
+def _manifest(source: str, stream: BinaryIO, entries: dict[str, Entry]) -> Manifest:
+    entry = entries.get(MANIFEST_NAME)
+    if entry is None:
+        raise CheckpointNotFound(f"{source}: no {MANIFEST_NAME}: its save never finished, or it is no checkpoint")
+    if entry.size > MAX_MANIFEST_BYTES:
+        raise CheckpointCorrupt(f"{source}/{MANIFEST_NAME}: more than {MAX_MANIFEST_BYTES} bytes")
+    return parse(f"{source}/{MANIFEST_NAME}", b"".join(_content(source, stream, entry)))
+
+
+def _content(source: str, stream: BinaryIO, entry: Entry) -> Iterator[bytes]:
+    """The bytes of a file in blocks; after the last one they are compared with their checksum."""
+    stream.seek(entry.start)
+    left, crc = entry.size, 0
+    while left:
+        block = stream.read(min(left, _BLOCK_BYTES))
+        if not block:
+            raise CheckpointCorrupt(f"{source}: it ended while it was read")
+        left -= len(block)
+        crc = zlib.crc32(block, crc)
+        yield block
+    if crc != entry.crc:
+        raise CheckpointCorrupt(
+            f"{source}/{entry.name}: CRC-32 {crc:08x}, but the archive says {entry.crc:08x}: it was changed or damaged"
+        )
+
+
+@contextlib.contextmanager
+def _fresh(target: Path) -> Iterator[Path]:
+    """A sibling of `target` to write, which then gets its name, or is removed if anything fails."""
+    if target.exists():
+        raise HybridError(f"{target} is there already: choose another name")
+    temporary = target.with_name(f".tmp-{target.name}-{os.getpid()}")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        yield temporary
+        temporary.rename(target)
+    except OSError as error:
+        raise HybridError(f"{target}: could not be written: {error.strerror or error}") from error
+    finally:
+        if temporary.is_dir():
+            shutil.rmtree(temporary, ignore_errors=True)
+        else:
+            temporary.unlink(missing_ok=True)
