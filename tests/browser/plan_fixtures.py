@@ -1,10 +1,10 @@
 """Small plans, batches and what training them must give: the input of the JavaScript tests.
 
-`python tests/browser/plan_fixtures.py FOLDER` writes `<model>/plan.json` (float32) and `<model>-mixed/plan.json`, each
-with its constants and a `run.json`; `wide`, whose products are large enough to have variants; `llama-inference`, a plan
-that only evaluates and generates; and `kernels.json`, every kernel that these plans could use on any device. The models
-and batches are those of the parity contract, with the models made narrower; the expected numbers come from the
-reference session.
+`PYTHONPATH=tests python -m browser.plan_fixtures FOLDER` writes `<model>/plan.json` (float32) and
+`<model>-mixed/plan.json`, each with its constants and a `run.json`; `wide`, whose products are large enough to have
+variants; `llama-inference`, a plan that only evaluates and generates; and `kernels.json`, every kernel that these plans
+could use on any device, and all others of the catalogue. The models and batches are those of the parity contract, with
+the models made narrower; the expected numbers come from the reference session.
 """
 
 from __future__ import annotations
@@ -27,9 +27,12 @@ from hybrid.models.initial_numpy import initial_values
 from hybrid.models.parameters import parameter_specs
 from hybrid.optim.groups import parameter_groups
 from hybrid.plan.compiler import PlanSettings, compile_plan
+from hybrid.plan.document import PlanKernel
 from hybrid.plan.folder import write_plan
+from hybrid.plan.kernels.base import PRECISIONS, source_hash
 from hybrid.plan.profile import DeviceProfile
 from hybrid.training.parity.workload import MODELS, Workload
+from shaders.catalogue import launches
 
 STEPS = 10
 OVERFLOW_STEP = 4
@@ -75,15 +78,25 @@ def write_run(folder: Path, workload: Workload, profile: DeviceProfile) -> None:
 
 
 def kernels() -> list[dict[str, Any]]:
-    """Every kernel of every fixture in every variant, once: what `Plan.to_json` says of it, with its WGSL."""
+    """Every kernel of every fixture in every variant and of the catalogue, once: what `Plan.to_json` says of it, with
+    its WGSL."""
     profile = DeviceProfile(features=frozenset({"shader-f16", "subgroups"}), subgroup_size=8)
     found: dict[str, dict[str, Any]] = {}
+
+    def add(name: str, kernel: dict[str, Any], wgsl: str, precision: str) -> None:
+        needs = [*(["shader-f16"] if precision == "mixed-f16" else []), *kernel.get("features", ())]
+        key = json.dumps([kernel["source"], kernel["constants"], kernel["bindings"]])
+        found.setdefault(key, {**kernel, "name": name, "needs": needs, "wgsl": wgsl})
+
     for workload in fixtures():
         document = compile_plan(PlanSettings(workload.model, **settings(workload), tune=True), profile).to_json()
         for name, kernel in document["kernels"].items():
-            needs = [*(["shader-f16"] if workload.precision == "mixed-f16" else []), *kernel.get("features", ())]
-            entry = {**kernel, "name": name, "needs": needs, "wgsl": document["sources"][kernel["source"]]}
-            found[json.dumps([kernel["source"], kernel["constants"], kernel["bindings"]])] = entry
+            add(name, kernel, document["sources"][kernel["source"]], workload.precision)
+    for precision in PRECISIONS:
+        for launch in launches(precision):
+            wgsl = launch.kernel.source(precision)
+            kernel = PlanKernel.of(launch.kernel, source_hash(wgsl), precision).to_json()
+            add(launch.kernel.name, kernel, wgsl, precision)
     return list(found.values())
 
 

@@ -71,6 +71,16 @@ class PlanKernel:
         types = "".join({"u32": "u", "f32": "f"}[kind] for _, kind in kernel.uniforms)
         return PlanKernel(source, tuple(sorted(kernel.constants)), tuple(bindings), types, features=kernel.features)
 
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "source": self.source,
+            "entry": self.entry,
+            "constants": dict(self.constants),
+            "bindings": [[number, access] for number, access in self.bindings],
+            "uniforms": self.uniforms,
+            **({"features": list(self.features)} if self.features else {}),
+        }
+
 
 @dataclass(frozen=True)
 class BoundSlice:
@@ -163,17 +173,7 @@ class Plan:
                 }
                 for name, t in self.tensors.items()
             },
-            "kernels": {
-                name: {
-                    "source": k.source,
-                    "entry": k.entry,
-                    "constants": dict(k.constants),
-                    "bindings": [[number, access] for number, access in k.bindings],
-                    "uniforms": k.uniforms,
-                    **({"features": list(k.features)} if k.features else {}),
-                }
-                for name, k in self.kernels.items()
-            },
+            "kernels": {name: kernel.to_json() for name, kernel in self.kernels.items()},
             "sources": self.sources,
             "constants": {
                 name: {"sha256": sha, "bytes": len(self.constant_data[sha])} for name, sha in self.constants.items()

@@ -79,8 +79,8 @@ export async function findHost() {
   if (!given) {
     const venv = path.join(ROOT, ".venv/bin/python");
     const python = process.env.HYBRID_PYTHON ?? (existsSync(venv) ? venv : "python3");
-    const script = path.join(ROOT, "tests/browser/plan_fixtures.py");
-    const made = spawnSync(python, [script, folder], { encoding: "utf8" });
+    const env = { ...process.env, PYTHONPATH: path.join(ROOT, "tests") };
+    const made = spawnSync(python, ["-m", "browser.plan_fixtures", folder], { encoding: "utf8", env });
     if (made.status !== 0) {
       release();
       return none(
