@@ -169,6 +169,24 @@ def test_a_dry_run_checks_everything_and_trains_nothing(here: Path, capsys: pyte
     assert run_file(here, "runs/micro") == before
 
 
+def test_a_dry_run_of_a_large_model_says_what_it_needs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shape = ("model.layers=8", "model.width=2048", "model.heads=16", "model.kvHeads=16", "model.feedForwardWidth=5472")
+    words = [word for setting in (*shape, "backend.name=webgpu", "model.dropout=0") for word in ("--set", setting)]
+    assert train("--dry-run", "--json", *words) == 0
+    facts = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert facts["parameters"] == 403_736_576 and facts["memory"]["total"] > 16 * facts["parameters"]
+    assert train("--dry-run", *words) == 0
+    assert "memory: 6." in capsys.readouterr().out
+
+
+def test_a_size_that_nothing_can_hold_is_refused_before_anything_is_built(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train("--set", "model.width=1048576", "--set", "model.layers=1000") == 1
+    assert "model.layers = 1000, model.width = 1048576" in capsys.readouterr().err
+    assert not (here / "cache").exists()
+
+
 def test_an_alert_exits_with_4(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     alerts = ("enabled=true", "failOnAlert=true", "thresholds.maxGradientNorm=1e-9")
     words = [word for alert in alerts for word in ("--set", f"telemetry.alerts.{alert}")]

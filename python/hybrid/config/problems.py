@@ -122,7 +122,7 @@ def _entry(name: str, depth: int, problems: list[dict[str, Any]]) -> tuple[str, 
         first = min(index for index, _ in entries)
         return f"{name}[{first}]", [problem for index, problem in entries if index == first]
     if isinstance(problems[0]["input"], (list, tuple)):
-        problems = [problem for problem in problems if problem["type"] == "too_short"] or problems
+        problems = [problem for problem in problems if problem["type"] in ("too_short", "too_long")] or problems
     return name, problems
 
 
@@ -165,6 +165,10 @@ def _expected(problem: dict[str, Any]) -> str:
         return "a text that is not empty" if isinstance(problem["input"], str) else "a list of at least one entry"
     if kind == "greater_than_equal":
         return f"at least {problem['ctx']['ge']:g}"
+    if kind == "less_than_equal":
+        return f"at most {problem['ctx']['le']:,}"
+    if kind == "too_long":
+        return f"a list of at most {problem['ctx']['max_length']:,} entries, not {problem['ctx']['actual_length']:,}"
     message: str = problem["msg"]
     return message.removeprefix("Input should be ").removeprefix("Value error, ")
 

@@ -66,7 +66,7 @@ def _kind(value: dict[str, Any]) -> str:
     words = {"integer": "whole number", "number": "number", "boolean": "true, false", "string": "text", "null": "null"}
     kind = words[value["type"]]
     limits = [
-        f"{sign} {value[name]:g}"
+        f"{sign} {value[name]:,}"
         for name, sign in (("exclusiveMinimum", ">"), ("minimum", "≥"), ("exclusiveMaximum", "<"), ("maximum", "≤"))
         if name in value and value[name] < 2**53 - 1
     ]

@@ -70,7 +70,7 @@ def resolve(config: RunConfig, vocabulary_size: int, train_samples: int, begun: 
     scaling = config.loss_scaling.enabled
     resolved = config.model_copy(
         update={
-            "model": _resolve_model(config, vocabulary_size),
+            "model": resolved_model(config, vocabulary_size),
             "data": _update(config.data, microbatch_size=config.data.microbatch_size or config.data.batch_size),
             "schedule": _update(config.schedule, total_steps=total),
             "loss_scaling": _update(
@@ -119,7 +119,8 @@ def _file_keys(message: str) -> str:
     return message
 
 
-def _resolve_model(config: RunConfig, vocabulary_size: int) -> Any:
+def resolved_model(config: RunConfig, vocabulary_size: int) -> Any:
+    """The model section with every derived value filled in. vocabulary_size: what the tokenizer needs. ConfigError."""
     model = config.model
     if model.vocabulary_size is not None and model.vocabulary_size < vocabulary_size:
         raise ConfigError(

@@ -15,6 +15,11 @@ from pydantic.alias_generators import to_camel
 LARGEST_INTEGER = 2**53 - 1  # that every runtime and every file holds exactly
 FLOAT32_LEAST, FLOAT32_MOST = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # normal numbers; devices flush smaller ones to 0
 
+# What a program of kernels is made for in seconds: each executed layer is a few dozen nodes, and each position a row of
+# the rotary table.
+MOST_LAYERS = 1024
+MOST_POSITIONS = 2**20
+
 
 def _exact(value: int) -> int:
     if value > LARGEST_INTEGER:
@@ -50,7 +55,9 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 FilePath = Annotated[str, AfterValidator(_path)]
 Name = Annotated[FilePath, Field(min_length=1)]
 Names = Annotated[tuple[Name, ...], Field(strict=False, min_length=1)]
-LayerOrder = Annotated[tuple[Whole, ...], Field(strict=False, min_length=1)]
+Positions = Annotated[int, Field(ge=1, le=MOST_POSITIONS)]
+Layers = Annotated[int, Field(ge=1, le=MOST_LAYERS)]
+LayerOrder = Annotated[tuple[Whole, ...], Field(strict=False, min_length=1, max_length=MOST_LAYERS)]
 
 
 class Section(BaseModel):
@@ -74,9 +81,9 @@ class ModelSection(Section):
 
     vocabulary_size: Count | None = None
     """Rows of the embedding table. null: what the tokenizer needs."""
-    context_length: Count | None = None
+    context_length: Positions | None = None
     """The longest position the model can see. null: data.sequenceLength."""
-    layers: Count = 4
+    layers: Layers = 4
     """Blocks with weights of their own."""
     width: Count = 128
     """Model width C."""
@@ -161,7 +168,7 @@ class DataSection(Section):
     tokenizer: TokenizerSection = TokenizerSection()
     split: SplitSection = SplitSection()
     samples: SamplesSection = SamplesSection()
-    sequence_length: Count = 64
+    sequence_length: Positions = 64
     """Tokens of one sample, T."""
     batch_size: Count = 8
     """Samples of one optimizer step: the global batch, over all microbatches and ranks."""
@@ -324,7 +331,7 @@ class BackendSection(Section):
     """What computes. Nothing here changes what is learned."""
 
     name: Literal["auto", "webgpu", "reference", "torch", "browser"] = "auto"
-    """auto: webgpu if there is an adapter, else reference. torch: PyTorch, on CUDA or the CPU (needs the `torch` extra).
+    """auto: webgpu if there is an adapter, else reference. torch: PyTorch on CUDA or the CPU (needs the `torch` extra).
     browser: `hybrid train` opens a tab that trains (needs the `web` extra); other commands take it as auto."""
     adapter: str | None = None
     """Part of the name of the GPU to use. null: the system's choice."""

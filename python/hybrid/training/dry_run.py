@@ -5,18 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from hybrid.config.size import size_of
 from hybrid.config.tree import RunConfig
 from hybrid.models.parameters import count_parameters
 from hybrid.training.evaluation import prompt_ids
 from hybrid.training.run_files import check_place
+from hybrid.training.sessions import choose_backend
 from hybrid.training.start import Request, Services, prepare_run, settings_of
 from hybrid.training.view import bytes_text
 
+LARGE = 2**32  # bytes of a run that a dry run does not set up on the device
 Look = Callable[[RunConfig], tuple[dict[str, Any], dict[str, int]]]
 
 
 def dry_run(request: Request, services: Services, look: Look | None = None) -> dict[str, Any]:
     """What a run would begin with. Builds missing data, sets a session up and closes it; the run folder is left alone.
+
+    A run of 4 GiB and more is not set up; its memory is the least that it needs, by closed formulas.
 
     look: says what a session describes itself as, and its memory, where none can be set up here.
     Errors: those that the run itself would meet before its first step.
@@ -48,6 +53,15 @@ def dry_run(request: Request, services: Services, look: Look | None = None) -> d
 
 
 def _look(config: RunConfig, services: Services) -> tuple[dict[str, Any], dict[str, int]]:
+    size = size_of(config)
+    if size.device >= LARGE:
+        backend = choose_backend(config, services.note)
+        services.check_fit(config)
+        services.note("not set up on the device, which would take minutes at this size: the memory is from a formula")
+        weights = size.parameters * 4
+        arenas = dict.fromkeys(("params", "grads", "moment1", "moment2"), weights)
+        memory = {**arenas, "activations": size.activations, "total": size.device}
+        return {"backend": backend, "precision": config.precision.type, "adapter": None}, memory
     session = services.new_session(config)
     try:
         return session.describe(), session.memory()

@@ -16,15 +16,18 @@ from hybrid.checkpoint.store import CheckpointStore
 from hybrid.config.contract import contract
 from hybrid.config.loading import to_settings
 from hybrid.config.resolve import check, model_config, resolve, run_length, scheduled_steps
+from hybrid.config.size import check_size
 from hybrid.config.tree import RunConfig
 from hybrid.contracts.fingerprint import identity_hashes
 from hybrid.contracts.stable_json import stable_hash
 from hybrid.data.loader import BatchPlan
 from hybrid.data.prepare import PreparedData, prepare
+from hybrid.errors import LimitExceeded
 from hybrid.models.config import ModelConfig
 from hybrid.models.parameters import count_parameters
+from hybrid.training.machine import machine_memory
 from hybrid.training.resume import Start, agree, find_start
-from hybrid.training.sessions import make_session
+from hybrid.training.sessions import choose_backend, make_session
 from hybrid.training.signals import StopFlag
 from hybrid.training.view import QuietView, View
 
@@ -77,6 +80,7 @@ class Services:
     def new_session(self, config: RunConfig) -> TrainingSession:
         """A session with fresh weights. Raises StopRequested if a stop is requested while it is set up."""
         self.phase("warm-up")
+        self.check_fit(config)
         report = _progress(self)
 
         def progress(what: str, done: int, total: int) -> None:
@@ -84,6 +88,14 @@ class Services:
             self.stop.check()
 
         return self.make_session(config, self.note, progress)
+
+    def check_fit(self, config: RunConfig) -> None:
+        """LimitExceeded for a run that is too large for this machine, if `auto` means that the CPU trains."""
+        try:
+            check_size(config, "reference", machine_memory())
+        except LimitExceeded:
+            if choose_backend(config) == "reference":  # asked last, for it takes a while
+                raise
 
 
 @dataclass(frozen=True)
@@ -106,9 +118,10 @@ def prepare_run(request: Request, services: Services) -> tuple[Prepared, Checkpo
     """Everything but the session. Changes nothing in the run folder.
 
     Errors: ConfigError, DataContractError, CheckpointNotFound, CheckpointCorrupt, ContractMismatch (with the
-    differences), StopRequested.
+    differences), LimitExceeded, StopRequested.
     """
     check(request.config)
+    check_size(request.config, request.config.backend.name, machine_memory())
     store = CheckpointStore(
         request.run_dir,
         keep_last=request.config.checkpoint.keep_last or None,
@@ -121,6 +134,7 @@ def prepare_run(request: Request, services: Services) -> tuple[Prepared, Checkpo
     data = prepare(request.config.data, progress=_progress(services), should_stop=lambda: services.stop.requested)
     services.stop.check()
     config = resolve(request.config, data.tokenizer.vocabulary_size, len(data.train), start.config)
+    check_size(config, config.backend.name, machine_memory())
     steps, limit = run_length(config, len(data.train))
     if start.config is not None and request.config.schedule.total_steps is None:
         _explain_schedule(config, steps, services)

@@ -119,11 +119,15 @@ def open_session(arguments: argparse.Namespace, **options: Any) -> Any:
     from hybrid.backends.webgpu.session import WebGPUSession
     from hybrid.config.loading import load_config, to_settings
     from hybrid.config.resolve import model_config, optimizer_settings, resolve
+    from hybrid.config.size import check_size
+    from hybrid.training.machine import machine_memory
 
     config = load_config(
         arguments.config, arguments.preset, tuple(arguments.assignments), flags(arguments, adapter="backend.adapter")
     )
-    config = resolve(config, config.model.vocabulary_size or 256, 10**6)
+    vocabulary = config.model.vocabulary_size or 256
+    check_size(config, "webgpu", machine_memory(), vocabulary)
+    config = resolve(config, vocabulary, 10**6)
     with ProgressLine() as progress:
         return WebGPUSession(
             model_config(config),
