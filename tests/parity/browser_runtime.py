@@ -53,18 +53,18 @@ class RemoteSession:
 
     def __init__(self, page: BrowserPage, plan: str, seed: int) -> None:
         self._page = page
-        self._id = page.call(MODULE, "open", plan, seed)
+        self.id = page.call(MODULE, "open", plan, seed)
         self._info: StepInfo | None = None
         self._batches: list[dict[str, str]] = []
 
     def _call(self, name: str, *parameters: Any) -> Any:
-        return self._page.call(MODULE, name, self._id, *parameters)
+        return self._page.call(MODULE, name, self.id, *parameters)
 
     def begin(self, info: StepInfo) -> None:
         self._info, self._batches = info, []
 
     def accumulate(self, batch: Batch) -> None:
-        self._batches.append(_arrays(batch))
+        self._batches.append(arrays(batch))
 
     def inspect(self) -> StepResult:
         raise NotImplementedError("a step crosses the border once")
@@ -77,7 +77,7 @@ class RemoteSession:
         return [StepResult(**{name: row[_camel(name)] for name in FIELDS}) for row in self._call("poll", wait)]
 
     def evaluate(self, batch: Batch) -> Evaluation:
-        result = self._call("evaluate", _arrays(batch))
+        result = self._call("evaluate", arrays(batch))
         return Evaluation(result["lossSum"], result["targetTokens"])
 
     def generate(self, prompt: list[int], options: GenerateOptions) -> Iterator[int]:
@@ -122,7 +122,7 @@ def _base64(array: NDArray[Any]) -> str:
     return base64.b64encode(np.ascontiguousarray(array).tobytes()).decode("ascii")
 
 
-def _arrays(batch: Batch) -> dict[str, str]:
+def arrays(batch: Batch) -> dict[str, str]:
     return {_camel(name): _base64(array.astype("<u4")) for name, array in vars(batch).items()}
 
 

@@ -72,6 +72,27 @@ export async function step(id, info, batches) {
 }
 
 /**
+ * Steps `first` .. `last` on one batch, and what became of them: only the last loss, so that nothing piles up here.
+ *
+ * @param {number} id
+ * @param {number} first
+ * @param {number} last
+ * @param {Record<string, string>} arrays
+ */
+export async function run(id, first, last, arrays) {
+  const session = find(id);
+  const batch = batchOf(session, arrays);
+  let loss = null;
+  for (let dataStep = first; dataStep <= last; dataStep++) {
+    await session.begin({ dataStep, targetTokens: batch.targetTokens, microbatches: 1 });
+    await session.accumulate(batch);
+    await session.apply();
+    for (const result of await session.pollMetrics({ wait: dataStep === last })) loss = result.loss;
+  }
+  return { loss, memory: session.memory(), counters: session.counters() };
+}
+
+/**
  * @param {number} id
  * @param {boolean} wait
  */
