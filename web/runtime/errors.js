@@ -135,3 +135,17 @@ export function describe(error) {
   if (error instanceof HybridError) return { name: error.name, message: error.message, exitCode: error.exitCode };
   return { name: "Error", message: error instanceof Error ? error.message : String(error), exitCode: EXIT_FAILED };
 }
+
+/**
+ * The error that another runtime described.
+ *
+ * @param {string} name
+ * @param {string} message
+ * @returns {HybridError} of the class with this name; a plain HybridError where a message does not make one
+ */
+export function errorNamed(name, message) {
+  const kinds = [ConfigError, ContractMismatch, CheckpointNotFound, CheckpointCorrupt, DataContractError];
+  const others = [DeviceLost, LimitExceeded, NonFiniteError, StopRequested];
+  const Kind = [...kinds, ...others].find(({ title }) => title === name) ?? HybridError;
+  return new Kind(message);
+}
