@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from hybrid.checkpoint import state
 from hybrid.checkpoint.digests import digest_bytes
 from hybrid.checkpoint.loading import load, read_manifest
-from hybrid.checkpoint.manifest import CONFIG_FILE, MANIFEST_NAME, Manifest
+from hybrid.checkpoint.manifest import CONFIG_FILE, MANIFEST_NAME, TOKENIZER_FILE, Manifest
+from hybrid.cli.main import main
+from hybrid.data.tokenizers import CharacterTokenizer
 from hybrid.errors import CheckpointCorrupt
 from hybrid.training.saved import SavedModel
+from hybrid.training.saved_run import check_checkpoint
 from training.micro import run
 
 Change = Callable[[Manifest], Manifest]
@@ -61,14 +67,29 @@ def config_with(manifest: Manifest, section: str, **values: Any) -> Manifest:
         (lambda m: replace(m, session={"elapsedMs": -1}), "session.elapsedMs is -1"),
     ],
 )
-def test_a_resume_believes_no_impossible_place(folder: Path, change: Change, message: str) -> None:
-    (folder / MANIFEST_NAME).write_bytes(change(read_manifest(folder)).render())
-    with pytest.raises(CheckpointCorrupt, match=message):
-        run(folder.parents[2], "run.steps=6")
+def test_no_command_believes_an_impossible_place(
+    folder: Path, change: Change, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loaded = load(folder)
+    changed = change(loaded.manifest)
+    state_hash = state.state_hash(
+        state.digests_of_arrays(loaded.model), state.digests_of_arrays(loaded.optimizer), scaler=changed.scaler,
+        optimizer_step=changed.optimizer_step, progress=changed.progress.to_json(), cursor=changed.cursor,
+    )  # fmt: skip
+    (folder / MANIFEST_NAME).write_bytes(replace(changed, state_hash=state_hash).render())
+    assert load(folder), "every hash is right"
+    for use in (lambda: SavedModel.open(folder), lambda: run(folder.parents[2], "run.steps=6")):
+        with pytest.raises(CheckpointCorrupt, match=message):
+            use()
+    for command in (["checkpoint", "verify"], ["sample"], ["eval"]):
+        assert main([*command, str(folder)]) == 3
+        assert re.search(message, capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(("name", "value"), [("window", 4), ("rope_base", 50000.0), ("norm", "layer_norm")])
-def test_config_json_and_the_settings_describe_one_model(folder: Path, name: str, value: object) -> None:
+def test_config_json_and_the_settings_describe_one_model(
+    folder: Path, name: str, value: object, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = folder / CONFIG_FILE
     document = json.loads(path.read_text())
     document["hybrid"][name] = value
@@ -76,14 +97,57 @@ def test_config_json_and_the_settings_describe_one_model(folder: Path, name: str
     manifest = read_manifest_of_changed(folder)
     (folder / MANIFEST_NAME).write_bytes(manifest.render())
     assert load(folder), "the checkpoint's own checks cannot know"
+    refusal = rf"config.json: hybrid.{name} is .*, but the settings of the run"
     for use in (lambda: SavedModel.open(folder), lambda: run(folder.parents[2], "run.steps=6")):
-        with pytest.raises(CheckpointCorrupt, match=rf"config.json: hybrid.{name} is .*, but the settings of the run"):
+        with pytest.raises(CheckpointCorrupt, match=refusal):
             use()
+    assert main(["checkpoint", "verify", str(folder)]) == 3 and re.search(refusal, capsys.readouterr().err)
 
 
-def read_manifest_of_changed(folder: Path) -> Manifest:
-    """The manifest with the digest that config.json has now."""
+@pytest.mark.parametrize(
+    ("tokenizer", "message"),
+    [
+        (CharacterTokenizer("thensorlaigdfbypw ").to_json(), "tokenizer.json: another tokenizer .* than the run had"),
+        (
+            CharacterTokenizer([chr(0x4E00 + i) for i in range(300)]).to_json(),
+            "300 ids, but the embedding .* 256 rows",
+        ),
+        ("{}", "tokenizer.json: "),
+    ],
+)
+def test_the_tokenizer_is_that_of_the_run(
+    folder: Path, tokenizer: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / TOKENIZER_FILE).write_text(tokenizer, encoding="utf-8")
+    (folder / MANIFEST_NAME).write_bytes(read_manifest_of_changed(folder, TOKENIZER_FILE).render())
+    with pytest.raises(CheckpointCorrupt, match=message):
+        run(folder.parents[2], "run.steps=6")
+    assert main(["checkpoint", "verify", str(folder)]) == 3 and re.search(message, capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda moments: moments.popitem(), "moment tensor 'moment2/model.norm.weight' is missing"),
+        (lambda moments: moments["moment2/model.norm.weight"].fill(-1), "moment2/model.norm.weight' holds negative"),
+        (
+            lambda moments: moments["moment1/model.norm.weight"].fill(np.nan),
+            "moment1/model.norm.weight' holds 16 ",
+        ),
+    ],
+)
+def test_a_state_that_no_session_takes_is_refused_by_verify(
+    folder: Path, change: Callable[[dict[str, Any]], object], message: str
+) -> None:
+    loaded = load(folder)
+    change(loaded.optimizer)
+    with pytest.raises(CheckpointCorrupt, match=message):
+        check_checkpoint(loaded)
+
+
+def read_manifest_of_changed(folder: Path, file: str = CONFIG_FILE) -> Manifest:
+    """The manifest with the digest that the file has now."""
     from hybrid.checkpoint import manifest as manifests
 
     manifest = manifests.parse("checkpoint.json", (folder / MANIFEST_NAME).read_bytes())
-    return replace(manifest, files={**manifest.files, CONFIG_FILE: digest_bytes((folder / CONFIG_FILE).read_bytes())})
+    return replace(manifest, files={**manifest.files, file: digest_bytes((folder / file).read_bytes())})

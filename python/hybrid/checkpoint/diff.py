@@ -4,7 +4,7 @@ business.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from hybrid.checkpoint import finding, loading, safetensors
 from hybrid.checkpoint.finding import CheckpointRef
+from hybrid.checkpoint.loading import LoadedCheckpoint
 from hybrid.checkpoint.manifest import MODEL_FILE, OPTIMIZER_FILE, Manifest
 from hybrid.errors import CheckpointCorrupt, CheckpointNotFound
 
@@ -62,12 +63,13 @@ def show(path: Path) -> dict[str, Any]:
     }
 
 
-def verify(path: Path) -> dict[str, Any]:
-    """Read and check every byte of a checkpoint (or of a run's newest). Errors: CheckpointNotFound, and
-    CheckpointCorrupt naming the file and what is wrong with it.
+def verify(path: Path, check: Callable[[LoadedCheckpoint], object] = lambda loaded: None) -> dict[str, Any]:
+    """Read and check every byte of a checkpoint (or of a run's newest), and what `check` asks of it beside. Errors:
+    CheckpointNotFound, and CheckpointCorrupt naming the file and what is wrong with it.
     """
     ref = finding.resolve(path)
     loaded = loading.load(ref.path)
+    check(loaded)
     return {
         "path": str(ref.path),
         "ok": True,

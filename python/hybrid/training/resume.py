@@ -17,7 +17,7 @@ from hybrid.checkpoint.store import CheckpointStore
 from hybrid.config.tree import RunConfig
 from hybrid.errors import ConfigError
 from hybrid.training.run_files import read_run_file
-from hybrid.training.saved_run import check_place, saved_config
+from hybrid.training.saved_run import check_manifest
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,7 @@ def find_start(resume: Literal["auto", "never"] | Path, run_dir: Path, store: Ch
     if ref is None:
         return Start()
     manifest = read_manifest(ref.path)
-    config = saved_config(ref.path, manifest)
-    check_place(ref.path, manifest, config)
-    return Start(ref, manifest, config)
+    return Start(ref, manifest, check_manifest(ref.path, manifest))
 
 
 def _named(wanted: CheckpointRef, run_dir: Path, store: CheckpointStore) -> CheckpointRef:

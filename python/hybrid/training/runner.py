@@ -39,7 +39,7 @@ from hybrid.training.outcome import Outcome, already_finished, ended, status_of
 from hybrid.training.plot import draw_losses
 from hybrid.training.resume import Start, find_start
 from hybrid.training.run_files import Facts, RunFile, check_place, read_run_file
-from hybrid.training.saved_run import check_model
+from hybrid.training.saved_run import check_checkpoint
 from hybrid.training.saving import Saver
 from hybrid.training.start import Prepared, Request, Services, prepare_run, run_facts
 from hybrid.training.tensorboard import TensorBoard
@@ -243,8 +243,7 @@ class Trainer:
         self.target_tokens = 0
         if start.ref is not None and start.manifest is not None:
             loaded = self.store.load(start.ref)
-            if start.config is not None:
-                check_model(loaded, start.config)
+            check_checkpoint(loaded)
             manifest = loaded.manifest
             session.import_state(SessionState(loaded.model, loaded.optimizer, manifest.optimizer_step, manifest.scaler))
             self.store.continue_from(loaded)

@@ -13,7 +13,7 @@ from hybrid.config.resolve import check
 from hybrid.config.tree import RunConfig
 from hybrid.data.tokenizers import Tokenizer, load_tokenizer
 from hybrid.errors import CheckpointCorrupt
-from hybrid.training.saved_run import check_model, saved_config
+from hybrid.training.saved_run import check_checkpoint
 from hybrid.training.sessions import Note, Progress, make_session
 
 
@@ -29,7 +29,7 @@ class SavedModel:
         """path: a run folder (its newest checkpoint) or a checkpoint. Errors: CheckpointNotFound, CheckpointCorrupt,
         ConfigError."""
         loaded = loading.load(finding.resolve(path).path)
-        check_model(loaded, saved_config(loaded.path, loaded.manifest))
+        check_checkpoint(loaded)
         config = load_config(assignments=assignments, flags=flags, base=loaded.manifest.config)
         check(config)
         return cls(loaded, config)

@@ -2,24 +2,33 @@
 
 Hashes prove that nothing changed since the checkpoint was made; they hold for any content. So whoever goes on from one
 also asks whether a run can have come to this state: a cursor that points elsewhere in the data, or a config.json that
-describes another model than the settings do, would train or sample something else in silence.
+describes another model than the settings do, would train or sample something else in silence. `check_manifest` asks
+what the manifest alone can answer, `check_checkpoint` everything; every command that uses a checkpoint calls them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from hybrid.backends.protocol import SessionState
+from hybrid.backends.state_check import check_state
 from hybrid.checkpoint.loading import LoadedCheckpoint
-from hybrid.checkpoint.manifest import CONFIG_FILE, MANIFEST_NAME, Manifest
+from hybrid.checkpoint.manifest import CONFIG_FILE, MANIFEST_NAME, TOKENIZER_FILE, Manifest
 from hybrid.config.contract import contract
 from hybrid.config.loading import to_settings
 from hybrid.config.problems import parse_config
 from hybrid.config.resolve import check, model_config
 from hybrid.config.tree import RunConfig
+from hybrid.contracts.javascript import is_finite_number
+from hybrid.contracts.loss_scaler import DynamicLossScaler
+from hybrid.contracts.telemetry import Telemetry, TelemetrySettings
 from hybrid.data.loader import BatchPlan
-from hybrid.errors import CheckpointCorrupt, ConfigError
+from hybrid.data.tokenizers import load_tokenizer
+from hybrid.errors import CheckpointCorrupt, ConfigError, DataContractError
+from hybrid.models.parameters import parameter_specs
 
 # What `config.resolve.resolve` fills in.
 _RESOLVED = {
@@ -28,6 +37,35 @@ _RESOLVED = {
     "schedule": ("totalSteps",),
     "lossScaling": ("enabled",),
 }
+
+
+def check_checkpoint(loaded: LoadedCheckpoint) -> RunConfig:
+    """The resolved settings of the run that made a checkpoint, all of which agrees with itself. CheckpointCorrupt."""
+    config = check_manifest(loaded.path, loaded.manifest)
+    check_model(loaded, config)
+    _check_tokenizer(loaded)
+    manifest = loaded.manifest
+    state = SessionState(loaded.model, loaded.optimizer, manifest.optimizer_step, manifest.scaler)
+    shapes = {spec.name: spec.shape for spec in parameter_specs(loaded.model_config)}
+    with _named(loaded.path):
+        check_state(state, shapes)
+        if manifest.scaler:
+            DynamicLossScaler(to_settings(config)["lossScaling"]).restore(manifest.scaler)
+    return config
+
+
+def check_manifest(folder: Path, manifest: Manifest) -> RunConfig:
+    """The same, as far as the manifest goes: settings, place in the data, and telemetry."""
+    config = saved_config(folder, manifest)
+    check_place(folder, manifest, config)
+    session = manifest.session
+    elapsed = session.get("elapsedMs", 0)
+    if not is_finite_number(elapsed) or elapsed < 0:
+        raise _wrong(folder, "session.elapsedMs", elapsed, "expected a number of at least 0")
+    if "telemetry" in session:
+        with _named(folder):
+            Telemetry(TelemetrySettings.resolve(to_settings(config)["telemetry"])).restore(session["telemetry"])
+    return config
 
 
 def saved_config(folder: Path, manifest: Manifest) -> RunConfig:
@@ -99,6 +137,32 @@ def check_model(loaded: LoadedCheckpoint, config: RunConfig) -> None:
                 f"{loaded.path / CONFIG_FILE}: hybrid.{name} is {value!r:.80}, but the settings of the run in "
                 f"{MANIFEST_NAME} have {ours[name]!r:.80}"
             )
+
+
+def _check_tokenizer(loaded: LoadedCheckpoint) -> None:
+    """CheckpointCorrupt unless tokenizer.json, where there is one, is that of the run, and the model knows its ids."""
+    if loaded.tokenizer_json is None:
+        return
+    file = loaded.path / TOKENIZER_FILE
+    try:
+        tokenizer = load_tokenizer(loaded.tokenizer_json)
+    except DataContractError as error:
+        raise CheckpointCorrupt(f"{file}: {error}") from None
+    rows = loaded.model_config.vocabulary_size
+    if tokenizer.vocabulary_size > rows:
+        raise CheckpointCorrupt(f"{file}: {tokenizer.vocabulary_size} ids, but the embedding table has {rows} rows")
+    saved = loaded.manifest.fingerprints.tokenizer.get("hash")
+    if saved is not None and saved != tokenizer.hash:
+        raise CheckpointCorrupt(f"{file}: another tokenizer ({tokenizer.hash}) than the run had ({saved!r:.80})")
+
+
+@contextmanager
+def _named(folder: Path) -> Iterator[None]:
+    """Errors inside the block say which checkpoint they are about."""
+    try:
+        yield
+    except CheckpointCorrupt as error:
+        raise CheckpointCorrupt(f"{folder}: {error}") from None
 
 
 def _wrong(folder: Path, name: str, value: object, expected: str) -> CheckpointCorrupt:

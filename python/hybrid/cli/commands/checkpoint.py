@@ -18,7 +18,7 @@ def register(subparsers: Subparsers) -> None:
     group = add_group(subparsers, "checkpoint", "show, verify, compare and list checkpoints")
     for name, summary, run in (
         ("show", "what a checkpoint says about itself", show),
-        ("verify", "read and check every byte of a checkpoint", verify),
+        ("verify", "read every byte of a checkpoint, and check that all of it agrees", verify),
         ("list", "the checkpoints of a run, whole and broken ones", list_all),
     ):
         parser = add_command(group, name, summary)
@@ -78,14 +78,16 @@ def show(arguments: argparse.Namespace) -> int:
 def verify(arguments: argparse.Namespace) -> int:
     """`checkpoint verify`."""
     from hybrid.checkpoint import diff as reports
+    from hybrid.training.saved_run import check_checkpoint
     from hybrid.training.view import bytes_text
 
-    report = reports.verify(arguments.path)
+    report = reports.verify(arguments.path, check_checkpoint)
     if arguments.json:
         print(json.dumps(report))
     else:
         size = bytes_text(sum(file["size"] for file in report["files"].values()))
-        print(f"{report['path']}: every byte is what was saved ({report['tensors']} tensors, {size})")
+        facts = f"{report['tensors']} tensors, {size}"
+        print(f"{report['path']}: every byte is what was saved, and all of it agrees ({facts})")
     return 0
 
 
