@@ -9,6 +9,7 @@ from hybrid.graph.ir import IGNORE
 from hybrid.ops import NO_TOKEN, ngram_bucket
 from hybrid.plan.kernels import elementwise, embedding, loss
 from kernels.harness import assert_close, run, stored
+from ops.golden import check_distillation, check_triplets, distillations, triplets
 
 pytestmark = pytest.mark.webgpu
 
@@ -138,6 +139,16 @@ def test_a_gathered_logit_that_is_not_finite_shows_in_the_loss_of_its_row_alone(
     assert np.isfinite(gradient[0]).all()
 
 
+def test_distillation_is_that_of_the_vectors():
+    for case in distillations():
+        size, teacher = (*case.logits.shape, case.ids.shape[1]), (case.ids, case.probs, case.targets)
+        launch = loss.topk_kl(*size, **case.settings, precision="f32")
+        losses = run(launch, [case.logits, *teacher, *[np.zeros(size[0])] * 3])
+        launch = loss.topk_kl_grad(*size, **case.settings, shared_upstream=True, precision="f32")
+        (gradient,) = run(launch, [case.logits, *teacher, np.ones(1)])
+        check_distillation(case, *(rows.astype(np.float64) for rows in losses), gradient)
+
+
 # --- triplets --------------------------------------------------------------------------------------------------------
 
 
@@ -172,6 +183,19 @@ def test_triplets_are_hinged_and_pull_and_push(rows, width, listed, precision):
         (mine,) = run(launch, arrays, precision)
         assert_close(mine, gradient, precision)
         assert not mine[expected == 0].any()
+
+
+def test_triplets_are_those_of_the_vectors():
+    for case in triplets():
+        (rows, width), listed = case.sides[0].shape, None if case.columns is None else case.columns.shape[1]
+        index = [] if case.columns is None else [case.columns]
+        launch = loss.triplet_hinge(rows, width, listed, margin=case.margin, precision="f32")
+        (hinge,) = run(launch, [*case.sides, case.mask, *index, np.zeros(rows)])
+        launch = loss.triplet_hinge_grad(rows, width, listed, precision="f32")
+        rest = [case.mask, hinge, np.ones(rows), *index, np.zeros((rows, width))]
+        a, p, n = case.sides
+        gradients = [run(launch, [*pair, *rest])[0] for pair in ((n, p), (p, a), (a, n))]
+        check_triplets(case, hinge.astype(np.float64), *gradients)
 
 
 def test_a_masked_row_gives_nothing_even_if_it_is_broken():

@@ -23,15 +23,21 @@ test("tables are known by the names of their row indices", () => {
 });
 
 test("a batch is uploaded with the row index of every n-gram table", () => {
-  const shapes = { ids: [2, 4], segment_ids: [2, 4] };
   const prefix = "ngram_2_3_0_";
-  const index = { row_order: [8], row_starts: [9], row_ids: [8], row_count: [1] };
-  const named = Object.entries(index).map(([name, shape]) => [prefix + name, shape]);
+  /** @type {Record<string, number[]>} */
+  const shapes = {
+    ids: [2, 4],
+    segment_ids: [2, 4],
+    [`${prefix}row_order`]: [8],
+    [`${prefix}row_starts`]: [9],
+    [`${prefix}row_ids`]: [8],
+    [`${prefix}row_count`]: [1],
+  };
   let offset = 0;
   /** @type {Record<string, any>} */
   const tensors = {};
-  for (const [name, shape] of [...Object.entries(shapes), ...named]) {
-    const elements = shape.reduce((/** @type {number} */ a, /** @type {number} */ b) => a * b, 1);
+  for (const [name, shape] of Object.entries(shapes)) {
+    const elements = shape.reduce((a, b) => a * b, 1);
     tensors[name] = { arena: "inputs", page: 0, offset, shape, elements, bytes: 4 * elements };
     offset += 4 * elements;
   }
