@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from hybrid.config.tree import RunConfig
 from hybrid.contracts.loss_scaler import DynamicLossScaler
 from hybrid.errors import AlertRaised, DeviceLost, NonFiniteError, StopRequested
 from hybrid.training.metrics_log import read_rows
+from hybrid.training.sessions import make_session
 from hybrid.training.signals import StopFlag
 from training.micro import Recorder, entries, run, run_file, state_hash, steps_saved
 from training.sessions import FakeClock, TimedSession, losing
@@ -145,6 +147,26 @@ def test_a_stop_is_honoured_in_every_phase_and_the_run_goes_on_exactly(tmp_path:
     rows = list(read_rows(tmp_path / "run" / "validation.jsonl"))
     assert [row["step"] for row in rows] == [4, 8, 12], "an interrupted evaluation is made up for"
     assert rows == list(read_rows(tmp_path / "whole" / "validation.jsonl"))
+
+
+def test_a_sample_that_a_stop_cuts_off_is_not_shown_as_if_it_were_whole(tmp_path: Path) -> None:
+    stop, view = StopFlag(), Recorder()
+
+    def make(*arguments: Any) -> TrainingSession:
+        session = make_session(*arguments)
+        generate = session.generate
+
+        def interrupted(*arguments: Any) -> Iterator[int]:
+            for count, token in enumerate(generate(*arguments)):
+                if count == 3 and view.of("sample"):
+                    stop.request("a test")
+                yield token
+
+        session.generate = interrupted  # type: ignore[method-assign]
+        return session
+
+    assert run(tmp_path, "sampling.every=3", view=view, stop=stop, session=make).step == 6
+    assert [facts["step"] for facts in view.of("sample")] == [3]
 
 
 def test_a_stop_while_a_device_is_set_up_ends_that(tmp_path: Path) -> None:

@@ -58,8 +58,9 @@ def prompt_ids(tokenizer: Tokenizer, prompt: str) -> list[int]:
     return [int(tokenizer.encode("\n")[0]) if tokenizer.end_of_text is None else tokenizer.end_of_text]
 
 
-def sample(session: TrainingSession, tokenizer: Tokenizer, settings: SamplingSection, stop: StopFlag) -> str:
-    """The text that continues `settings.prompt`; what there is of it when a stop is requested."""
+def sample(session: TrainingSession, tokenizer: Tokenizer, settings: SamplingSection, stop: StopFlag) -> str | None:
+    """The text that continues `settings.prompt`. None when a stop is requested before its end: a part of it would look
+    like all that the model has to say."""
     stop_ids = () if tokenizer.end_of_text is None else (tokenizer.end_of_text,)
     options = GenerateOptions(
         settings.tokens, settings.temperature, settings.top_k, settings.top_p, settings.seed, stop_ids
@@ -68,7 +69,7 @@ def sample(session: TrainingSession, tokenizer: Tokenizer, settings: SamplingSec
     pieces = []
     for token in session.generate(prompt_ids(tokenizer, settings.prompt), options):
         if stop.requested:
-            break
+            return None
         if token not in stop_ids:
             pieces.append(stream.push(token))
     return "".join(pieces) + stream.finish()

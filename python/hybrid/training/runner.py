@@ -201,7 +201,8 @@ class Trainer:
                 text = sample(session, self.prepared.data.tokenizer, settings, self.stop)
             except (DataContractError, NonFiniteError) as error:
                 return self.services.note(f"no sample at step {self.step}: {error}")
-        self.services.view.event("sample", {"step": self.step, "prompt": settings.prompt, "text": text})
+        if text is not None:
+            self.services.view.event("sample", {"step": self.step, "prompt": settings.prompt, "text": text})
 
     def _save_if_due(self, session: TrainingSession) -> None:
         every = self.config.checkpoint.every
