@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from hybrid.backends.reference.kernels import KERNELS
 from hybrid.backends.row_index import row_indices
 from hybrid.data.batch import Batch
 from hybrid.graph.autodiff import Emitter, backward
@@ -13,6 +14,7 @@ from hybrid.graph.ir import ACT, F32, IGNORE, U32, Type
 from hybrid.graph.tracer import Tracer
 from hybrid.ops import Linear, Table
 from hybrid.plan import rules_losses
+from hybrid.plan.rule_table import RULES
 from kernels.graphs import on_device, on_reference
 from kernels.harness import assert_close
 
@@ -49,6 +51,10 @@ def check(tracer, losses, inputs, parameters, precision, wrt=(), binding_bytes=N
     for name, value in gradients.items():
         assert_close(got_gradients[name], value, precision)
     return labels
+
+
+def test_every_primitive_of_the_reference_has_a_lowering_rule():
+    assert set(RULES) == set(KERNELS)
 
 
 def batch():

@@ -121,6 +121,14 @@ def test_a_sequence_in_pieces_has_the_rows_of_the_whole(pieces):
     assert np.concatenate(rows, axis=1).tolist() == whole.tolist()
 
 
+def test_a_document_chooses_the_same_rows_wherever_it_is_packed():
+    table = {"order": 3, "buckets": 1009, "seed": 0}
+    document, other = [7, 7, 1, 4], [4, 1, 7]
+    alone = ngram_buckets(u32([document]), u32([[1] * 4]), **table)[0].tolist()
+    packed = ngram_buckets(u32([document + other + document]), u32([[1] * 4 + [2] * 3 + [3] * 4]), **table)[0].tolist()
+    assert packed[:4] == packed[7:] == alone
+
+
 def test_order_matters_and_rows_are_used_evenly():
     assert len({ngram_bucket(gram, 2**32, 0) for gram in ([1, 2], [2, 1], [NO_TOKEN, 1], [0, 1, 2])}) == 4
     pairs = [(a, b) for a in range(256) for b in range(256)]
