@@ -7,6 +7,9 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Iterator
+from pathlib import Path
+
+from hybrid.checkpoint.zip_entries import read_content, read_entries
 
 Files = dict[str, bytes]
 
@@ -98,3 +101,17 @@ def overlapping() -> bytes:
         directory += struct.pack("<IHHHHHHIII", 0x02014B50, 20, 20, 0, 0, 0, 33, zlib.crc32(data), len(data), len(data))
         directory += struct.pack("<HHHHHII", len(name), 0, 0, 0, 0, 0, offset) + name
     return body + directory + struct.pack("<IHHHHIIH", 0x06054B50, 0, 0, 2, 2, len(directory), len(body), 0)
+
+
+def read_all(path: Path) -> dict[str, bytes]:
+    """The files that our reader finds."""
+    with path.open("rb") as stream:
+        entries = sorted(read_entries(str(path), stream), key=lambda entry: entry.name)
+        return {entry.name: b"".join(read_content(str(path), stream, entry)) for entry in entries}
+
+
+def names(path: Path) -> list[str]:
+    """The files that Python's own reader finds, each of them read and compared with its checksum."""
+    with zipfile.ZipFile(path) as opened:
+        assert opened.testzip() is None
+        return sorted(opened.namelist())

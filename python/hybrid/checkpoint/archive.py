@@ -8,7 +8,6 @@ import shutil
 import stat
 import tempfile
 import zipfile
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -16,7 +15,7 @@ from typing import BinaryIO, Final
 from hybrid.checkpoint import loading
 from hybrid.checkpoint.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest, parse
 from hybrid.checkpoint.safetensors import open_regular
-from hybrid.checkpoint.zip_entries import Entry, read_entries
+from hybrid.checkpoint.zip_entries import Entry, read_content, read_entries
 from hybrid.errors import CheckpointCorrupt, CheckpointNotFound, HybridError
 
 SUFFIX: Final = ".hybrid"
@@ -57,7 +56,7 @@ def unpack(archive: Path, folder: Path) -> Manifest:
                 if name not in entries:
                     raise CheckpointCorrupt(f"{source}/{name}: the manifest lists this file, but it is missing")
                 with (temporary / name).open("xb") as file:
-                    for block in _content(source, stream, entries[name]):
+                    for block in read_content(source, stream, entries[name]):
                         file.write(block)
                     file.flush()
                     os.fsync(file.fileno())
@@ -93,24 +92,7 @@ def _manifest(source: str, stream: BinaryIO, entries: dict[str, Entry]) -> Manif
         raise CheckpointNotFound(f"{source}: no {MANIFEST_NAME}: its save never finished, or it is no checkpoint")
     if entry.size > MAX_MANIFEST_BYTES:
         raise CheckpointCorrupt(f"{source}/{MANIFEST_NAME}: more than {MAX_MANIFEST_BYTES} bytes")
-    return parse(f"{source}/{MANIFEST_NAME}", b"".join(_content(source, stream, entry)))
-
-
-def _content(source: str, stream: BinaryIO, entry: Entry) -> Iterator[bytes]:
-    """The bytes of a file in blocks; after the last one they are compared with their checksum."""
-    stream.seek(entry.start)
-    left, crc = entry.size, 0
-    while left:
-        block = stream.read(min(left, _BLOCK_BYTES))
-        if not block:
-            raise CheckpointCorrupt(f"{source}: it ended while it was read")
-        left -= len(block)
-        crc = zlib.crc32(block, crc)
-        yield block
-    if crc != entry.crc:
-        raise CheckpointCorrupt(
-            f"{source}/{entry.name}: CRC-32 {crc:08x}, but the archive says {entry.crc:08x}: it was changed or damaged"
-        )
+    return parse(f"{source}/{MANIFEST_NAME}", b"".join(read_content(source, stream, entry)))
 
 
 @contextlib.contextmanager

@@ -8,6 +8,8 @@ to 4.5. (`zipfile` is made to open as much as possible, and believes the table o
 from __future__ import annotations
 
 import os
+import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import BinaryIO, Final
 
@@ -24,6 +26,7 @@ _MAX32: Final = 2**32 - 1
 _MAX16: Final = 2**16 - 1
 _UTF8_NAME: Final = 0x800
 
+_BLOCK_BYTES: Final = 1024 * 1024
 _MAX_ENTRIES: Final = 64
 _MAX_DIRECTORY_BYTES: Final = 1 << 20
 _MAX_SAFE_INTEGER: Final = 2**53 - 1
@@ -53,6 +56,25 @@ class _Listed:
 def read_entries(source: str, stream: BinaryIO) -> list[Entry]:
     """The files of a zip, in the order of their bytes. `source`: its name in messages. Errors: CheckpointCorrupt."""
     return _Archive(source, stream).entries()
+
+
+def read_content(source: str, stream: BinaryIO, entry: Entry) -> Iterator[bytes]:
+    """The bytes of a file in blocks; after the last one they are compared with their checksum. Errors:
+    CheckpointCorrupt.
+    """
+    stream.seek(entry.start)
+    left, crc = entry.size, 0
+    while left:
+        block = stream.read(min(left, _BLOCK_BYTES))
+        if not block:
+            raise CheckpointCorrupt(f"{source}: it ended while it was read")
+        left -= len(block)
+        crc = zlib.crc32(block, crc)
+        yield block
+    if crc != entry.crc:
+        raise CheckpointCorrupt(
+            f"{source}/{entry.name}: CRC-32 {crc:08x}, but the archive says {entry.crc:08x}: it was changed or damaged"
+        )
 
 
 class _Archive:

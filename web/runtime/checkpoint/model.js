@@ -45,6 +45,7 @@ const DEFAULTS = {
   ...{ rope_base: new ExactFloat(10000), activation: "swiglu", bias: false, tied_embeddings: false, window: null },
   ...{ dropout: new ExactFloat(0), schedule: [], initializer_range: new ExactFloat(0.02) },
 };
+const FLOATS = ["norm_eps", "rope_base", "dropout", "initializer_range"];
 const REQUIRED = ["vocabulary_size", "context_length", "layers", "width", "heads", "feed_forward_width"];
 const KNOWN = [...REQUIRED, ...Object.keys(DEFAULTS)];
 
@@ -91,6 +92,9 @@ function modelConfig(given) {
   if (typeof values.layers === "bigint" && values.layers > MAX_LAYERS) {
     throw new ConfigError(`model.layers is ${values.layers}: expected at most ${MAX_LAYERS}`);
   }
+  for (const name of FLOATS) {
+    if (typeof values[name] === "bigint") values[name] = new ExactFloat(Number(values[name])); // JSON has no 10000.0
+  }
   if (!isSet(values.kv_heads)) values.kv_heads = values.heads;
   const { width, heads } = values;
   if (!isSet(values.head_width) && typeof width === "bigint" && typeof heads === "bigint") {
@@ -136,7 +140,8 @@ function checkRules(values) {
   if (!(dropout >= 0 && dropout < 1)) {
     throw new ConfigError(`model.dropout is ${repr(values.dropout)}: expected a rate of at least 0 and below 1`);
   }
-  for (const name of ["norm_eps", "rope_base", "initializer_range"]) {
+  for (const name of FLOATS) {
+    if (name === "dropout") continue;
     const value = number(values[name]);
     if (!(Number.isFinite(value) && value > 0)) {
       throw new ConfigError(`model.${name} is ${repr(values[name])}: expected a finite number above 0`);
