@@ -87,7 +87,10 @@ class TokenStore:
         """The tokenizer that made the ids. DataContractError if its file is not the one that the manifest names."""
         path = self.path / "tokenizer.json"
         verify_file(path, self.manifest["files"]["tokenizer.json"], lambda count: None)
-        tokenizer = load_tokenizer(path.read_bytes().decode("utf-8"))
+        try:
+            tokenizer = load_tokenizer(path.read_bytes().decode("utf-8"))
+        except UnicodeDecodeError as error:
+            raise DataContractError(f"{path}: not UTF-8 at offset {error.start}") from None
         expected = self.manifest["tokenizer"]["hash"]
         if tokenizer.hash != expected:
             raise DataContractError(f"{path}: the tokenizer's hash is {tokenizer.hash}, expected {expected}")
