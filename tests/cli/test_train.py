@@ -89,12 +89,17 @@ def test_a_run_can_be_named_from_within(here: Path, monkeypatch: pytest.MonkeyPa
     assert run_file(here / "runs", "micro")["step"] == 3
 
 
-def test_a_prompt_that_is_not_utf8_is_kept(here: Path) -> None:
-    (here / "odd.json").write_text(
-        json.dumps({**json.loads((here / "micro.json").read_text()), "sampling": {"prompt": "\udcff"}})
-    )
-    assert main(["train", "odd.json", "--steps", "1"]) == 0
-    assert run_file(here / "runs", "micro")["config"]["sampling"]["prompt"] == "\udcff"
+def test_text_that_is_not_utf8_is_refused_before_it_reaches_a_file(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Python makes half a surrogate pair of such a byte, which could not be saved minutes later."""
+    assert train("--set", "sampling.prompt=\udcff", "--steps", "1") == 2
+    assert "configuration key sampling.prompt = " in capsys.readouterr().err
+    assert train("--steps", "1") == 0
+    change = ["--accept-change", "run.seed", "--reason", "\udcff"]
+    assert train("--steps", "2", "--seed", "7", *change) == 2
+    assert "hybrid: --reason '\\udcff': expected a text of whole characters" in capsys.readouterr().err
+    assert state_hash(here, "runs/micro") and steps_saved(here, "runs/micro") == [1]
 
 
 @pytest.mark.parametrize("text", ["{", "[" * 100_000, '{"format": "hybrid.run", "version": 1, "config": 5}'])

@@ -145,6 +145,12 @@ def test_checkpoints_follow_their_cadence_and_zero_means_only_at_the_end(tmp_pat
     assert steps_saved(tmp_path, "kept") == [4, 8, 9]
 
 
+def test_keeping_every_so_many_of_all_is_a_contradiction(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"checkpoint\.keepEvery = 4: with checkpoint\.keepLast = 0 all"):
+        run(tmp_path, "checkpoint.keepLast=0", "checkpoint.keepEvery=4")
+    assert run_file(tmp_path)["status"] == "failed" and not steps_saved(tmp_path)
+
+
 def test_a_changed_setting_is_refused_with_a_table_and_can_be_accepted_with_a_reason(tmp_path: Path) -> None:
     run(tmp_path, "run.steps=5")
     before = run_file(tmp_path)

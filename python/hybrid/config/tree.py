@@ -19,6 +19,7 @@ FLOAT32_LEAST, FLOAT32_MOST = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # normal num
 # the rotary table.
 MOST_LAYERS = 1024
 MOST_POSITIONS = 2**20
+MOST_WINDOW = 10_000  # steps; each is in the manifest of every checkpoint, which must stay readable
 
 
 def _exact(value: int) -> int:
@@ -40,6 +41,13 @@ def _float32(value: float) -> float:
     return value
 
 
+def _text(value: str) -> str:
+    """Python makes lone surrogates of bytes that are not UTF-8; no file of a run could hold them."""
+    if any("\ud800" <= character <= "\udfff" for character in value):
+        raise ValueError("a text of whole characters, in UTF-8")
+    return value
+
+
 def _path(value: str) -> str:
     if "\0" in value:
         raise ValueError("a path without NUL characters")
@@ -52,7 +60,8 @@ Whole = Annotated[int, Field(ge=0), AfterValidator(_exact)]
 Positive = Annotated[float, Field(gt=0), AfterValidator(_float32)]
 NotNegative = Annotated[float, Field(ge=0), AfterValidator(_float32)]
 Share = Annotated[float, Field(ge=0, lt=1)]
-FilePath = Annotated[str, AfterValidator(_path)]
+Text = Annotated[str, AfterValidator(_text)]
+FilePath = Annotated[Text, AfterValidator(_path)]
 Name = Annotated[FilePath, Field(min_length=1)]
 Names = Annotated[tuple[Name, ...], Field(strict=False, min_length=1)]
 Positions = Annotated[int, Field(ge=1, le=MOST_POSITIONS)]
@@ -161,7 +170,7 @@ class DataSection(Section):
     """A token store made by `hybrid data build`, instead of source and tokenizer. null: build one, kept in cacheDir."""
     cache_dir: FilePath | None = None
     """Where built token stores are kept. null: `hybrid` in the user's cache folder."""
-    field: str = "text"
+    field: Text = "text"
     """The key of the text in the objects of a JSON Lines file."""
     max_bytes: Count | None = None
     """Read at most this many bytes of the corpus. null: all."""
@@ -282,7 +291,7 @@ class TelemetrySection(Section):
     """What the metrics say besides the loss."""
 
     mode: Literal["step", "window", "epoch"] = "step"
-    window_size: Count = 8
+    window_size: Annotated[int, Field(ge=1, le=MOST_WINDOW)] = 8
     """Steps in the rolling averages."""
     emit_nan_inf_counters: Annotated[bool, Field(alias="emitNaNInfCounters")] = True
     alerts: AlertsSection = AlertsSection()
@@ -298,7 +307,7 @@ class CheckpointSection(Section):
     keep_last: Whole = 3
     """The newest this many checkpoints are kept. 0: all."""
     keep_every: Whole = 0
-    """Also keep each checkpoint whose step is a multiple of this. 0: none."""
+    """Also keep each checkpoint whose step is a multiple of this; keepLast must not be 0 then. 0: none."""
 
 
 class EvaluationSection(Section):
@@ -315,7 +324,7 @@ class SamplingSection(Section):
 
     every: Whole = 0
     """Write a sample every so many steps. 0: never."""
-    prompt: str = "\n"
+    prompt: Text = "\n"
     """What the sample continues."""
     tokens: Count = 160
     temperature: NotNegative = 0.8
@@ -333,7 +342,7 @@ class BackendSection(Section):
     name: Literal["auto", "webgpu", "reference", "torch", "browser"] = "auto"
     """auto: webgpu if there is an adapter, else reference. torch: PyTorch on CUDA or the CPU (needs the `torch` extra).
     browser: `hybrid train` opens a tab that trains (needs the `web` extra); other commands take it as auto."""
-    adapter: str | None = None
+    adapter: Text | None = None
     """Part of the name of the GPU to use. null: the system's choice."""
     device_profile: Literal["adapter", "default"] = "adapter"
     """adapter: use what the GPU offers. default: stay within WebGPU's default limits and features."""

@@ -14,6 +14,7 @@ from hybrid.checkpoint.loading import read_manifest
 from hybrid.checkpoint.manifest import Fingerprints, Manifest
 from hybrid.checkpoint.resume import check_resume
 from hybrid.checkpoint.store import CheckpointStore
+from hybrid.checkpoint.strict_json import has_lone_surrogate
 from hybrid.config.tree import RunConfig
 from hybrid.errors import ConfigError
 from hybrid.training.run_files import read_run_file
@@ -90,6 +91,8 @@ def agree(
     """
     if bool(accepted) != bool(reason and reason.strip()):
         raise ConfigError("--accept-change FIELD and --reason TEXT go together: the reason is recorded in the lineage")
+    if has_lone_surrogate(reason or ""):
+        raise ConfigError(f"--reason {reason!r}: expected a text of whole characters, in UTF-8")
     if start.manifest is None:
         if accepted:
             raise ConfigError("--accept-change: the run begins at step 0, there is no checkpoint to differ from")

@@ -17,12 +17,12 @@ from hybrid.config.contract import contract
 from hybrid.config.loading import to_settings
 from hybrid.config.resolve import check, model_config, resolve, run_length, scheduled_steps
 from hybrid.config.size import check_size
-from hybrid.config.tree import RunConfig
+from hybrid.config.tree import CheckpointSection, RunConfig
 from hybrid.contracts.fingerprint import identity_hashes
 from hybrid.contracts.stable_json import stable_hash
 from hybrid.data.loader import BatchPlan
 from hybrid.data.prepare import PreparedData, prepare
-from hybrid.errors import LimitExceeded
+from hybrid.errors import ConfigError, LimitExceeded
 from hybrid.models.config import ModelConfig
 from hybrid.models.parameters import count_parameters
 from hybrid.training.machine import machine_memory
@@ -121,6 +121,7 @@ def prepare_run(request: Request, services: Services) -> tuple[Prepared, Checkpo
     differences), LimitExceeded, StopRequested.
     """
     check(request.config)
+    _check_retention(request.config.checkpoint)
     check_size(request.config, request.config.backend.name, machine_memory())
     store = CheckpointStore(
         request.run_dir,
@@ -160,6 +161,16 @@ def prepare_run(request: Request, services: Services) -> tuple[Prepared, Checkpo
         audits=audits,
     )
     return prepared, store
+
+
+def _check_retention(settings: CheckpointSection) -> None:
+    """ConfigError for a keepEvery that would do nothing. Not among the checks that a saved run must pass: it may have
+    had them."""
+    if settings.keep_every and not settings.keep_last:
+        raise ConfigError(
+            f"checkpoint.keepEvery = {settings.keep_every}: with checkpoint.keepLast = 0 all checkpoints are kept; "
+            "expected checkpoint.keepLast of at least 1, or checkpoint.keepEvery = 0"
+        )
 
 
 def _explain_schedule(config: RunConfig, steps: int, services: Services) -> None:
