@@ -42,8 +42,13 @@ def make_session(
     if backend == "torch":
         from hybrid.backends.torch.session import TorchSession
 
-        numerics = config.precision.numerics
-        return TorchSession(model_config(config), **arguments, device=config.backend.device, numerics=numerics)
+        return TorchSession(
+            model_config(config),
+            **arguments,
+            device=config.backend.device,
+            numerics=config.precision.numerics,
+            training=training,
+        )
     if backend == "reference":
         from hybrid.backends.reference.session import ReferenceSession
 

@@ -65,7 +65,9 @@ class TorchSession:
     precision: "f32", "mixed-bf16" or "mixed-f16"; masters, moments, gradients of parameters and norms are f32 in each.
     max_grad_norm: clip the gradient norm to this; None or 0 does not clip. loss_scaling: fields of
     `DynamicLossScaler`. seed: of initial weights and dropout. recompute: run each layer's forward part again in its
-    backward part. device: "auto" (CUDA if there is one), "cpu" or "cuda". numerics: see `numerics`.
+    backward part. device: "auto" (CUDA if there is one), "cpu" or "cuda". numerics: see `numerics`. training: False for
+    a session that only evaluates and samples; otherwise one microbatch of nothing is run through the model at once, so
+    that what does not fit is known before the first step.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class TorchSession:
         recompute: bool = False,
         device: str = "auto",
         numerics: str = "exact",
+        training: bool = True,
     ) -> None:
         if precision not in PRECISIONS:
             raise ConfigError(unknown_name("precision of the torch backend", precision, PRECISIONS))
@@ -114,6 +117,18 @@ class TorchSession:
         self._under_way: deque[_Finished] = deque()
         self._runs = self._readbacks = 0
         self._activation_bytes = 0
+        if training:
+            self._warm_up()
+
+    def _warm_up(self) -> None:
+        """Forward and backward of a microbatch; leaves no trace."""
+        zeros, ones = np.zeros(self.shape, np.uint32), np.ones(self.shape, np.uint32)
+        batch = Batch(zeros, zeros, zeros, ones, np.arange(self.shape[0], dtype=np.uint32))
+        self.begin(StepInfo(1, batch.target_tokens, 1))
+        self.accumulate(batch)
+        self._updater.clear()
+        self._info = None
+        self._runs = 0
 
     def _upload(self, array: NDArray[Any]) -> Tensor:
         """A copy on the device."""
@@ -302,7 +317,7 @@ class TorchSession:
 
     def memory(self) -> dict[str, int]:
         """Bytes by arena. `activations`: on CUDA, the most that was ever allocated beside the others; on a CPU, what
-        one microbatch keeps for its backward part (0 before the first)."""
+        one microbatch keeps for its backward part."""
         weights = sum(weight.nbytes for weight in self._root.weights().values())
         arenas = {"params": weights, "grads": weights, "moment1": weights, "moment2": weights}
         if self.device.type == "cuda":

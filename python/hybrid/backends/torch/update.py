@@ -24,7 +24,7 @@ from hybrid.optim.table import rows
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 NORM_EPSILON = 1e-6  # of the clip factor max_norm / (norm + epsilon), as in the mirrored runner
-TABLE_ROWS = 1024  # learning rates of as many optimizer steps are on the device
+TABLE_ROWS = 256  # learning rates of as many optimizer steps are on the device
 NORM_PIECE = 1 << 16  # torch's norm on a CPU sums whole tensors in f32: of 50 M elements, 0.4 % would be lost
 
 ROW = (

@@ -29,7 +29,7 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--backends",
         metavar="A,B",
-        help="backends to compare: reference, webgpu, webgpu:ADAPTER (default: all that are present)",
+        help="backends to compare: reference, webgpu, webgpu:ADAPTER, torch (default: all that are present)",
     )
     parser.add_argument("--mutants", action="store_true", help="check that planted mistakes are noticed")
     parser.add_argument("--json", action="store_true", help="print one JSON document")

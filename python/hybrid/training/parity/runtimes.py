@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from hybrid.backends.protocol import SessionState, StepResult, TrainingSession
-from hybrid.errors import ConfigError, HybridError
+from hybrid.errors import ConfigError, HybridError, MissingDependency
 from hybrid.training.parity.workload import SEQUENCE_LENGTH, Workload
 
-BACKENDS = ("reference", "webgpu")
+BACKENDS = ("reference", "webgpu", "torch")
 
 
 class NotAvailable(HybridError):
@@ -157,12 +157,22 @@ def webgpu(adapter: str | None = None) -> SessionRuntime:
     )
 
 
+def torch() -> SessionRuntime:
+    """The torch backend on CUDA, or on the CPU where there is none. NotAvailable without the package."""
+    try:
+        from hybrid.backends.torch.session import TorchSession
+    except MissingDependency as error:
+        raise NotAvailable(str(error)) from error
+    return SessionRuntime("torch", lambda work: TorchSession(work.model, **session_arguments(work)))
+
+
 def open_runtimes(names: list[str] | None) -> tuple[list[SessionRuntime], dict[str, str]]:
-    """The runtimes named ("reference", "webgpu", "webgpu:ADAPTER"), or all that are present; and why others are not.
+    """The runtimes named (some of `BACKENDS`, or "webgpu:ADAPTER"), or all that are present; and why others are not.
 
     The float64 reference is always among them. NotAvailable for one that is named and cannot be had, ConfigError for a
     name that is none.
     """
+    openers = {"reference": reference, "webgpu": webgpu, "torch": torch}
     runtimes = [float64()]
     missing: dict[str, str] = {}
     for name in names or BACKENDS:
@@ -170,7 +180,7 @@ def open_runtimes(names: list[str] | None) -> tuple[list[SessionRuntime], dict[s
         if backend not in BACKENDS or (adapter and backend != "webgpu"):
             raise ConfigError(f"--backends names {name!r}: expected some of {', '.join(BACKENDS)}, webgpu:ADAPTER")
         try:
-            runtimes.append(webgpu(adapter or None) if backend == "webgpu" else reference())
+            runtimes.append(webgpu(adapter) if adapter else openers[backend]())
         except NotAvailable as error:
             if names:
                 raise
