@@ -104,6 +104,7 @@ worker.onerror = (event) => finish(`the worker of this page failed: ${event.mess
 pause.onclick = () => {
   paused = !paused;
   pause.textContent = paused ? "Go on" : "Pause";
+  show("status", paused ? "paused" : "training");
   worker.postMessage({ ask: paused ? "pause" : "resume" });
 };
 stop.onclick = () => {

@@ -320,9 +320,9 @@ describe("a pause", () => {
     /** @type {number[]} */
     const held = [];
     const report = await microRun({
-      watch: (kind, { phase, step }, runner, { calls }) => {
+      watch: (kind, { text, step }, runner, { calls }) => {
         if (kind === "step" && step === 8) runner.pause();
-        if (kind !== "phase" || phase !== "paused") return;
+        if (kind !== "note" || text !== "paused after step 8") return;
         const before = calls.length;
         setTimeout(() => {
           held.push(calls.length - before);
@@ -337,9 +337,9 @@ describe("a pause", () => {
 
   test("ends with a stop", async () => {
     const { outcome } = await microRun({
-      watch: (kind, { phase, step }, runner) => {
+      watch: (kind, { text, step }, runner) => {
         if (kind === "step" && step === 8) runner.pause();
-        if (kind === "phase" && phase === "paused") setTimeout(() => runner.stop("a test"), 60);
+        if (kind === "note" && text === "paused after step 8") setTimeout(() => runner.stop("a test"), 60);
       },
     });
     assert.equal(outcome?.status, "stopped");

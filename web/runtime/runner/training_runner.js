@@ -312,7 +312,10 @@ class Trainer {
   /** @param {TrainingSession} session */
   async #waitIfPaused(session) {
     if (!this.control.paused) return;
-    await this.#apart(session, "paused", () => this.meter.stopped(() => this.control.untilResumed()));
+    await this.#entries.record(await session.pollMetrics({ wait: true }));
+    this.#note(`paused after step ${this.step}`);
+    await this.meter.stopped(() => this.control.untilResumed());
+    this.#note(`going on after step ${this.step}`);
   }
 
   // Sessions: the first one, and those after a lost device

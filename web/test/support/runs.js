@@ -129,7 +129,7 @@ export async function trainWithPause(host) {
     watch: (kind, facts, _, runner) => {
       if (kind === "step" && facts.step === 4) runner.pause();
       if (kind === "step" && facts.step === 12) runner.stop("a test");
-      if (kind === "phase" && facts.phase === "paused") setTimeout(() => runner.resume(), 50);
+      if (kind === "note" && String(facts.text).startsWith("paused")) setTimeout(() => runner.resume(), 50);
     },
   });
   return { first: first.outcome, ...(await start(host, folder)) };
