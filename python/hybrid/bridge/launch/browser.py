@@ -101,15 +101,13 @@ class HeadlessChromium:
 
     def __init__(self, url: str) -> None:
         program = find_chromium()
-        self._profile = Path(tempfile.mkdtemp(prefix="hybrid-chromium-"))
+        self._profile = Path(tempfile.mkdtemp(prefix="hybrid-chromium-", dir=_short_folder()))
         self._log = self._profile / "stderr.txt"
         arguments = [program, *flags(), f"--user-data-dir={self._profile}"]
+        start = _Spawned if hasattr(os, "posix_spawn") else _Opened
         try:
-            self._process: _Process = (
-                _Spawned(arguments, url, self._log)
-                if hasattr(os, "posix_spawn")
-                else _Opened(arguments, url, self._log)
-            )
+            environment = {**os.environ, "TMPDIR": str(self._profile)}
+            self._process: _Process = start(arguments, url, environment, self._log)
         except OSError as error:
             shutil.rmtree(self._profile, ignore_errors=True)
             raise HybridError(f"{program}: cannot be started: {error.strerror or error}") from error
@@ -120,13 +118,14 @@ class HeadlessChromium:
 
     def problem(self) -> str | None:
         code = self._process.poll()
-        return None if code is None else f"the browser has ended (code {code}){self.says()}"
+        return None if code is None else f"the browser has ended (code {code})"
 
     def says(self) -> str:
         with contextlib.suppress(OSError):
-            lines = self._log.read_text(encoding="utf-8", errors="replace").strip()
-            if lines:
-                return f"; it says: {lines[-LOG_CHARACTERS:]}"
+            lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
+            # Without a desktop it complains about its message bus, which does not matter.
+            said = " ".join(line for line in lines if "dbus" not in line).strip()
+            return f"; it says: {said[-LOG_CHARACTERS:]}" if said else ""
         return ""
 
     def close(self) -> None:
@@ -169,6 +168,12 @@ def flags() -> list[str]:
     return [*chosen, *shlex.split(os.environ.get("HYBRID_CHROMIUM_FLAGS", ""))]
 
 
+def _short_folder() -> str | None:
+    """For temporary files, None for the usual one: Chromium puts sockets there, and a socket's path has at most 107
+    bytes."""
+    return None if os.name == "nt" or len(tempfile.gettempdir()) <= 40 else "/tmp"
+
+
 class _Process(Protocol):
     pid: int
 
@@ -180,7 +185,7 @@ class _Process(Protocol):
 class _Spawned:
     """A child whose descriptors 3 and 4 are pipes to us, as `--remote-debugging-pipe` wants them."""
 
-    def __init__(self, arguments: list[str], url: str, log: Path) -> None:
+    def __init__(self, arguments: list[str], url: str, environment: dict[str, str], log: Path) -> None:
         command, self._commands = os.pipe()
         self._answers, answer = os.pipe()
         ends = [command, self._commands, self._answers, answer]
@@ -200,7 +205,7 @@ class _Spawned:
             ]
             words = [*arguments, "--remote-debugging-pipe", url]
             self.pid = os.posix_spawn(
-                words[0], words, os.environ, file_actions=actions, setsid=True,
+                words[0], words, environment, file_actions=actions, setsid=True,
                 setsigdef=[signal.SIGINT, signal.SIGTERM, signal.SIGPIPE],
             )  # fmt: skip
         except BaseException:
@@ -234,11 +239,12 @@ class _Spawned:
 class _Opened:
     """A child where there is no posix_spawn: it ends with `end`, but not if this process is killed."""
 
-    def __init__(self, arguments: list[str], url: str, log: Path) -> None:
+    def __init__(self, arguments: list[str], url: str, environment: dict[str, str], log: Path) -> None:
         group = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
         with log.open("wb") as stderr:
             self._child = subprocess.Popen(
                 [*arguments, url], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=stderr,
+                env=environment,
                 creationflags=group,
             )  # fmt: skip
         self.pid = self._child.pid

@@ -86,7 +86,6 @@ def _in_a_tab(
         stack.callback(shelf.close)
         desk = Desk(run.apply, services.stop, services.clock)
         serving = stack.enter_context(Serving(launch_app(desk, run, web_build(), shelf), MOST_BYTES))
-        run.show_phase("warm-up")
         browser = opener(serving.url)
         stack.callback(browser.close)
         end = wait_for_end(desk, browser, services.stop, services.clock, run.where_it_goes_on)

@@ -69,7 +69,7 @@ class TabRun:
         self.metrics = JsonLines(run_dir / METRICS, run_dir / DISCARDED)
         self.validation = JsonLines(run_dir / VALIDATION, run_dir / VALIDATION_DISCARDED)
         self.written = {rows: _last_step(rows) for rows in (self.metrics, self.validation)}
-        self.phase = ""
+        self.phase = "data"  # what is shown
         self.saved = 0  # checkpoints of this process
         self.board = TensorBoard(run_dir) if config.telemetry.tensorboard else None
         # Weights and two moments, four bytes each.
@@ -196,10 +196,11 @@ class TabRun:
         """How the run ended. AlertRaised for one that was ended by an alert."""
         if end.status == "alert":
             error = AlertRaised(tuple(end.alerts), end.step)
-            if not end.alerts and end.message:
+            if end.message:  # it names the step that raised the alert; the run's own may be the one before
                 error.args = (printable(end.message),)
             raise error
-        outcome = ended(end.status, end.step, self.prepared.steps, self.run_dir, self.services.stop.reason)
+        reason = self.services.stop.reason or "asked for on the page"
+        outcome = ended(end.status, end.step, self.prepared.steps, self.run_dir, reason)
         self._record(status=end.status, message=outcome.message, step=end.step)
         return outcome
 

@@ -32,7 +32,9 @@ def wait_for_end(
         if not desk.claimed:
             stop.check()
             if problem is None and browser.is_ours and clock() - opened > OPENING_SECONDS:
-                problem = f"the browser has not opened the page within {OPENING_SECONDS:g} s{browser.says()}"
+                problem = f"the browser has not opened the page within {OPENING_SECONDS:g} s"
+            if problem is not None:
+                problem += browser.says()
         elif problem is None and desk.silence > SILENCE_SECONDS:
             problem = f"nothing was heard of the tab for {SILENCE_SECONDS:g} s: it was closed or has crashed"
         if problem is not None and not desk.ended.is_set():
