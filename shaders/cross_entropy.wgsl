@@ -1,9 +1,11 @@
 // Cross-entropy of R rows of V logits, one workgroup a row; with GRADIENT the logits become their gradient in place.
+// Rows begin at multiples of 4. TAIL is for a V that is none: what fills the last vector counts for nothing, and its
+// gradient is 0.
 //
 //   lse = log(sum(exp(logits)));  nll = lse - logits[target];  loss = nll + z * lse^2
 //   d loss / d logits = (1 + 2 z lse) * softmax - [target]
 
-struct Uniforms { rows: u32, columns: u32, upstream_stride: u32 }
+struct Uniforms { rows: u32, vocabulary: u32, upstream_stride: u32 }
 
 @group(0) @binding(0) var<uniform> u: Uniforms;
 //#if GRADIENT
@@ -32,15 +34,6 @@ var<workgroup> not_finite: array<u32, WORKGROUP>;
 
 // The bits of an element that is NaN or infinite, else 0. Kept as bits: a compiler may assume that such values do not
 // exist. Two of them or-ed together still have an exponent of ones.
-//#if SCALAR
-fn not_finite_bits(v: wide) -> u32 {
-  let bits = bitcast<u32>(v);
-  return select(0u, bits, (bits & 0x7f800000u) == 0x7f800000u);
-}
-fn largest(v: wide) -> f32 { return v; }
-fn lane(v: wide, i: u32) -> f32 { return v; }
-fn one_hot(i: u32) -> wide { return 1.0; }
-//#else
 fn not_finite_bits(v: wide) -> u32 {
   let bits = bitcast<vec4<u32>>(v);
   let exponent = vec4<u32>(0x7f800000u);
@@ -48,9 +41,16 @@ fn not_finite_bits(v: wide) -> u32 {
   return (kept.x | kept.y) | (kept.z | kept.w);
 }
 fn largest(v: wide) -> f32 { return max(max(v.x, v.y), max(v.z, v.w)); }
-fn lane(v: wide, i: u32) -> f32 { return v[i]; }
 fn one_hot(i: u32) -> wide { return select(wide(), wide(1.0), vec4<u32>(i) == vec4<u32>(0u, 1u, 2u, 3u)); }
+
+// Column `c` of vectors with `other` where it lies beyond the vocabulary.
+fn within(v: wide, c: u32, other: f32) -> wide {
+//#if TAIL
+  return select(wide(other), v, vec4<u32>(4u * c) + vec4<u32>(0u, 1u, 2u, 3u) < vec4<u32>(u.vocabulary));
+//#else
+  return v;
 //#endif
+}
 
 @compute @workgroup_size(WORKGROUP)
 fn main(
@@ -60,15 +60,16 @@ fn main(
 ) {
   let row = workgroup_index(group, groups);
   if (row >= u.rows) { return; }
-  let base = row * u.columns;
+  let columns = (u.vocabulary + 3u) / 4u;
+  let base = row * columns;
   var high = LOWEST;
   var sum = 0.0;
   var bad = 0u;
-  for (var c = thread; c < u.columns; c += WORKGROUP) {
-    let v = logits[base + c];
+  for (var c = thread; c < columns; c += WORKGROUP) {
+    let v = within(logits[base + c], c, LOWEST);
     bad |= not_finite_bits(v);
     let next = max(high, largest(v));
-    sum = sum * exp(high - next) + total(exp(v - next));
+    sum = sum * exp(high - next) + total(within(exp(v - next), c, 0.0));
     high = next;
   }
   maxima[thread] = high;
@@ -76,7 +77,7 @@ fn main(
   not_finite[thread] = bad;
   workgroupBarrier();
   // Threads without a column have nothing to add. The bound also keeps compilers from unrolling, which costs them long.
-  let threads = min(WORKGROUP, u.columns);
+  let threads = min(WORKGROUP, columns);
   high = maxima[0];
   for (var k = 1u; k < threads; k++) {
     high = max(high, maxima[k]);
@@ -91,17 +92,17 @@ fn main(
   let counts = label != IGNORE;
   let at = select(0u, label, counts);
   let z = z_loss[0];
-  let chosen = lane(logits[base + at / WIDTH], at % WIDTH);
+  let chosen = logits[base + at / 4u][at % 4u];
 //#if GRADIENT
   // Every thread has read the target's logit before one of them replaces it.
   storageBarrier();
   let upstream = drows[row * u.upstream_stride];
   let weight = (1.0 + 2.0 * z * log_sum) * upstream;
-  for (var c = thread; c < u.columns; c += WORKGROUP) {
+  for (var c = thread; c < columns; c += WORKGROUP) {
     if (counts) {
       var d = exp(logits[base + c] - log_sum) * weight;
-      if (c == at / WIDTH) { d = d - one_hot(at % WIDTH) * upstream; }
-      logits[base + c] = d;
+      if (c == at / 4u) { d = d - one_hot(at % 4u) * upstream; }
+      logits[base + c] = within(d, c, 0.0);
     } else {
       logits[base + c] = wide();
     }

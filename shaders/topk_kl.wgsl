@@ -1,5 +1,5 @@
 // Distillation against the K likeliest tokens of a teacher, for R rows of V logits, one workgroup a row; with GRADIENT
-// the logits become their gradient.
+// the logits become their gradient. Rows begin at multiples of 4; the gradient of what lies between them is 0.
 //
 //   q = softmax(logits[ids] / T) over the K columns;  p = max(probs, 0) / sum, uniform where the sum is 0
 //   kl = sum(max(p, f) (log max(p, f) - log max(q, f)));  nll = -log max(q[label], f);  f = 1e-8
@@ -51,7 +51,8 @@ fn main(
   let row = workgroup_index(group, groups);
   if (row >= u.rows) { return; }
   let first = row * u.columns;
-  let base = row * u.vocabulary;
+  let stride = (u.vocabulary + 3u) / 4u * 4u;
+  let base = row * stride;
   for (var k = thread; k < u.columns; k += WORKGROUP) {
     let id = teacher_ids[first + k];
     student[k] = 0.0;
@@ -100,7 +101,7 @@ fn main(
       student[k] = d * upstream;
     }
   }
-  for (var v = thread; v < u.vocabulary; v += WORKGROUP) { logits[base + v] = 0.0; }
+  for (var v = thread; v < stride; v += WORKGROUP) { logits[base + v] = 0.0; }
   storageBarrier();
   workgroupBarrier();
   // One thread, because an id may occur twice.

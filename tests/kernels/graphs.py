@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from hybrid.backends.reference.executor import Executor
 from hybrid.graph.ir import ACT, U32, Graph, Value
-from hybrid.plan.lowering import Lowering, Slice, Tensor
+from hybrid.plan.lowering import Lowering, Slice, Tensor, padded_rows
 from hybrid.plan.profile import DEFAULT_LIMITS, DeviceProfile
 from hybrid.plan.rules import lower_node
 from kernels.harness import run, stored
@@ -49,6 +49,8 @@ def on_device(
     buffers: dict[Tensor, NDArray[np.uint8]] = {}
 
     def fill(tensor: Tensor, array: NDArray[Any]) -> None:
+        if array.ndim > 1:  # the room that a plan gives to every matrix
+            array = np.pad(array, [(0, padded_rows(len(array)) - len(array)), *[(0, 0)] * (array.ndim - 1)])
         buffers[tensor] = np.ascontiguousarray(array, DTYPES[tensor.dtype]).reshape(-1).view(np.uint8).copy()
 
     def contents(part: Slice) -> NDArray[Any]:

@@ -7,10 +7,10 @@ import pytest
 
 from hybrid.graph.ir import IGNORE
 from hybrid.plan.kernels import loss
-from kernels.harness import assert_close, run, stored
+from kernels.harness import assert_close, padded, run, stored
 
 pytestmark = pytest.mark.webgpu
-SHAPES = [(1, 1), (33, 257), (5, 1000), (40, 64)]
+SHAPES = [(1, 1), (33, 257), (5, 1000), (40, 64), (7, 65), (7, 63), (3, 50_257)]
 Z = 1e-3
 
 
@@ -42,6 +42,7 @@ def test_losses_and_gradients_are_the_formula_for_any_row_weights(shape, z):
     logits, targets, drows = _inputs(*shape)
     expected_rows, nll, lse, gradient = _expected(logits, targets, drows, z)
     empty = np.zeros(rows)
+    logits = padded(logits)
     forward = loss.cross_entropy(rows, vocabulary, gradient=False, precision="f32")
     got = run(forward, [logits, targets, [z], empty, empty, empty])
     both = loss.cross_entropy(rows, vocabulary, gradient=True, precision="f32")
@@ -50,7 +51,8 @@ def test_losses_and_gradients_are_the_formula_for_any_row_weights(shape, z):
         assert_close(a, e)
         assert np.array_equal(a, b)
     if vocabulary > 1:
-        assert_close(got_gradient, gradient)
+        assert_close(got_gradient[:, :vocabulary], gradient)
+    assert not got_gradient[:, vocabulary:].any()
     ignored = targets == IGNORE
     for result in (got[0], got[1], got_gradient):
         assert np.all(result[ignored] == 0)
@@ -67,13 +69,25 @@ def test_an_ignored_row_gives_exactly_nothing_even_if_its_logits_are_broken():
     assert np.isfinite(gradient[1]).all()
 
 
+@pytest.mark.parametrize("padding", [np.nan, np.inf, 3e38, -3e38])
+def test_what_pads_a_row_counts_for_nothing(padding):
+    logits = np.full((2, 8), padding, np.float32)
+    logits[:, :5] = [[-300, -301, -302, -303, -304], [0, 1, 2, 3, 4]]
+    launch = loss.cross_entropy(2, 5, gradient=True, precision="f32")
+    gradient, rows, nll, lse = run(launch, [logits, [4, 1], [Z], np.ones(2), *[np.zeros(2)] * 3])
+    expected_rows, expected_nll, expected_lse, expected = _expected(logits[:, :5], np.array([4, 1]), np.ones(2), Z)
+    for mine, theirs in ((rows, expected_rows), (nll, expected_nll), (lse, expected_lse), (gradient[:, :5], expected)):
+        assert_close(mine, theirs)
+    assert not gradient[:, 5:].any()
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("vocabulary", [64, 257])
 def test_a_logit_that_is_not_finite_shows_in_the_loss(bad, vocabulary):
     logits = np.zeros((3, vocabulary), np.float32)
     logits[1, 17] = bad
     launch = loss.cross_entropy(3, vocabulary, gradient=False, precision="f32")
-    rows, nll, _ = run(launch, [logits, np.array([1, 2, 3]), [0.0], *[np.zeros(3)] * 3])
+    rows, nll, _ = run(launch, [padded(logits), np.array([1, 2, 3]), [0.0], *[np.zeros(3)] * 3])
     assert np.isfinite(rows).tolist() == np.isfinite(nll).tolist() == [True, False, True]
 
 
@@ -96,9 +110,9 @@ def test_torch_agrees_on_loss_and_gradient():
     seed = 1 / float((labels >= 0).sum())
     (rows.sum() * seed).backward()
     launch = loss.cross_entropy(33, 257, gradient=True, precision="f32")
-    gradient, got, _, _ = run(launch, [logits, targets, [Z], np.full(33, seed), *[np.zeros(33)] * 3])
+    gradient, got, _, _ = run(launch, [padded(logits), targets, [Z], np.full(33, seed), *[np.zeros(33)] * 3])
     assert_close(got, rows.detach().numpy())
-    assert_close(gradient, x.grad.numpy())
+    assert_close(gradient[:, :257], x.grad.numpy())
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (33, 257), (40, 64)])

@@ -111,11 +111,12 @@ def test_decoding_looks_up_the_rows_that_training_would():
         assert np.array_equal(got["y"], reference["y"])
 
 
+@pytest.mark.parametrize("vocabulary", [260, 257])
 @pytest.mark.parametrize(
     ("budget", "shared", "added_up"), [(None, False, False), (1 << 17, True, False), (1 << 17, False, True)]
 )
-def test_distillation_and_cross_entropy_under_one_head(budget, shared, added_up, precision, monkeypatch):
-    rows, width, vocabulary, columns = 300, 12, 260, 5
+def test_distillation_and_cross_entropy_under_one_head(budget, shared, added_up, vocabulary, precision, monkeypatch):
+    rows, width, columns = 300, 12, 5
     if budget:
         monkeypatch.setattr(rules_losses, "LOGITS_BYTES", budget)
     tracer = Tracer()

@@ -140,3 +140,41 @@ def test_dispatches_are_labelled_by_block_and_phase():
     phases = [c.phase for c in commands if c.phase]
     first_backward = phases.index("backward")
     assert "forward" not in phases[first_backward:]
+
+
+@pytest.mark.parametrize("vocabulary", [63, 65, 257, 50257])
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_products_of_a_head_move_four_numbers_at_a_time_whatever_the_vocabulary(vocabulary, tied):
+    model = replace(LLAMA, vocabulary_size=vocabulary, tied_embeddings=tied)
+    plan = compile_plan(PlanSettings(model, 2, 64, "mixed-f16"), F16)
+    heads = [
+        d
+        for p in ("forward_backward", "evaluate")
+        for d in plan.dispatches(p)
+        if d.label.endswith("cross_entropy_head")
+    ]
+    heads += [d for d in plan.dispatches("forward_backward") if d.label.endswith("cross_entropy_head_grad")]
+    assert len(heads) >= 4
+    assert not [d for d in heads if "any" in d.choices[0].kernel]
+
+
+@pytest.mark.parametrize("profile", [F16, replace(F16, page_cap=128 * 1024)], ids=["one page", "pages"])
+def test_a_matrix_keeps_its_shape_and_has_room_for_rows_up_to_a_multiple_of_four(profile):
+    model = replace(GPT2, vocabulary_size=253)
+    plan = compile_plan(PlanSettings(model, 2, 32, "mixed-f16"), profile)
+    assert plan.tensors["model.embed_tokens.weight"].shape == (253, 64)
+    for prefix in ("", "grad/", "moment1/", "moment2/", "half/"):
+        tensors = [plan.tensors[prefix + spec.name] for spec in parameter_specs(model)]
+        for page, size in enumerate(plan.arenas[tensors[0].arena]):
+            here = sorted((t for t in tensors if t.page == page), key=lambda t: t.offset)
+            ends = [t.offset for t in here[1:]] + [size]
+            for tensor, end in zip(here, ends, strict=True):
+                row = tensor.bytes // tensor.shape[0]
+                rows = -(-tensor.shape[0] // 4) * 4 if len(tensor.shape) > 1 else tensor.shape[0]
+                assert tensor.offset + rows * row <= end
+
+
+def test_parameters_of_a_group_are_one_flat_range_whatever_the_vocabulary():
+    for vocabulary in (256, 257):
+        plan = compile_plan(PlanSettings(replace(GPT2, vocabulary_size=vocabulary), 2, 32), DeviceProfile())
+        assert len(list(plan.dispatches("optimizer_apply"))) == 2

@@ -3,6 +3,10 @@
 Parameters of one optimizer group lie side by side, so that the gradient norm and the update are a few dispatches over
 flat ranges. The arenas `params`, `grads`, `moment1` and `moment2` have one layout; `half` (f16 copies, mixed precision)
 mirrors it at half the offsets.
+
+A matrix has room for rows up to a multiple of four, so that an output head can take four of them at a time whatever the
+vocabulary. Like the rest of what lies between two tensors they are zero: buffers begin as zeros, no gradient is ever
+written there, and what has neither weight, gradient nor moments stays as it is in every update.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from hybrid.errors import LimitExceeded
 from hybrid.models.parameters import ParameterSpec
 from hybrid.optim.groups import Group
 from hybrid.plan.document import ITEM_BYTES
-from hybrid.plan.lowering import Slice, Tensor
+from hybrid.plan.lowering import Slice, Tensor, padded_rows
 from hybrid.plan.memory import aligned
 from hybrid.plan.profile import DeviceProfile
 
@@ -45,8 +49,9 @@ class ArenaBuilder:
     def __post_init__(self) -> None:
         self.pages: list[int] = [0]
 
-    def place(self, tensor: Tensor) -> Tensor:
-        size = aligned(tensor.bytes, self.alignment)
+    def place(self, tensor: Tensor, room: int = 0) -> Tensor:
+        """Give the tensor its page and offset, with `room` bytes where that is more than its own."""
+        size = aligned(max(tensor.bytes, room), self.alignment)
         if size > self.page_bytes:
             raise LimitExceeded(
                 f"tensor {tensor.name!r} needs {size} bytes and one buffer of this device holds {self.page_bytes}: "
@@ -101,9 +106,11 @@ def lay_out_parameters(
     ranges: list[FlatRange] = []
     for index, group in enumerate(groups):
         for name in group.names:
-            master = builder.place(Tensor(name, tuple(by_name[name].shape), "f32", "params", group=group.name))
+            shape = tuple(by_name[name].shape)
+            room = ITEM_BYTES["f32"] * padded_rows(shape[0]) * prod(shape[1:]) if len(shape) > 1 else 0
+            master = builder.place(Tensor(name, shape, "f32", "params", group=group.name), room)
             tensors[name] = master
-            end = master.offset + aligned(master.bytes, PARAMETER_ALIGNMENT)
+            end = master.offset + aligned(max(master.bytes, room), PARAMETER_ALIGNMENT)
             last = ranges[-1] if ranges else None
             if last and last.group == index and last.page == master.page and last.end == master.offset:
                 ranges[-1] = FlatRange(last.page, last.begin, end, index)

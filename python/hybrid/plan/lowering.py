@@ -18,6 +18,12 @@ from hybrid.plan.memory import Temporary
 from hybrid.plan.profile import DeviceProfile
 
 TEMPORARY = "temporary"
+PADDED_ROWS = 4
+
+
+def padded_rows(rows: int) -> int:
+    """How many rows a parameter matrix has room for. Those beyond its own are zero and stay so."""
+    return -(-rows // PADDED_ROWS) * PADDED_ROWS
 
 
 @dataclass(eq=False)
@@ -178,13 +184,18 @@ class Lowering:
     def gradient(self, name: str) -> Tensor:
         return self.fixed["grad/" + name]
 
-    def bindable_rows(self, tensor: Tensor) -> list[RowSlice]:
-        """A [rows, width] matrix in slices of at most one binding each; slices start at 256-byte boundaries."""
+    def bindable_rows(self, tensor: Tensor, *, padded: bool = False) -> list[RowSlice]:
+        """A [rows, width] matrix in slices of at most one binding each; slices start at 256-byte boundaries.
+
+        padded: with the rows of zeros that a parameter has up to a multiple of PADDED_ROWS.
+        """
         rows, width = tensor.shape[0], prod(tensor.shape[1:])
+        if padded:
+            rows = padded_rows(rows)
         row_bytes = width * ITEM_BYTES[tensor.dtype]
         per_slice = self.profile.binding_bytes // row_bytes
         if per_slice >= rows:
-            return [RowSlice(0, rows, self.whole(tensor))]
+            return [RowSlice(0, rows, self.rows(tensor, 0, rows, width))]
         per_slice -= per_slice % 128  # 128 rows of any even width end on a 256-byte boundary, f16 included
         if per_slice == 0:
             raise LimitExceeded(

@@ -104,9 +104,11 @@ class _Head:
     def __init__(self, low: Lowering, x: Value, weight: Value) -> None:
         self.low, self.x = low, x
         self.width, self.vocabulary = x.shape[-1], weight.shape[0]
-        self.rows_at_once = _chunk_rows(rows_of(x), self.vocabulary, low)
-        self.logits = low.temporary(f"logits{len(low.specs)}", (self.rows_at_once, self.vocabulary), "f32")
-        self.weights = low.bindable_rows(low.parameter(weight, "act"))
+        self.stride = loss.logits_stride(self.vocabulary)
+        self.rows_at_once = _chunk_rows(rows_of(x), self.stride, low)
+        self.logits = low.temporary(f"logits{len(low.specs)}", (self.rows_at_once, self.stride), "f32")
+        # With their padding: it makes logits that the losses ignore, and meets gradients that they set to 0.
+        self.weights = low.bindable_rows(low.parameter(weight, "act"), padded=True)
 
     def chunks(self) -> Iterator[_Chunk]:
         rows = rows_of(self.x)
@@ -114,8 +116,8 @@ class _Head:
             yield _Chunk(self.low, first, min(self.rows_at_once, rows - first))
 
     def project(self, chunk: _Chunk) -> Slice:
-        """The chunk's logits: f32 [rows, V], until the next chunk's replace them."""
-        logits = Slice(self.logits, 0, chunk.rows * self.vocabulary * 4)
+        """The chunk's logits: f32 [rows, stride], until the next chunk's replace them."""
+        logits = Slice(self.logits, 0, chunk.rows * self.stride * 4)
         for part in self.weights:
             product(
                 self.low,
@@ -127,7 +129,7 @@ class _Head:
                 part.slice,
                 logits,
                 elements=(element_of(self.x), "act", "f32"),
-                ldc=self.vocabulary,
+                ldc=self.stride,
                 c_offset=part.first,
             )
         return logits
@@ -147,7 +149,7 @@ class _Head:
                 part.slice,
                 chunk.of(dx),
                 elements=("f32", "act", element),
-                lda=self.vocabulary,
+                lda=self.stride,
                 a_offset=part.first,
                 accumulate=part.first > 0,
             )
@@ -164,17 +166,17 @@ class _Head:
                 chunk.of(self.x),
                 part.slice,
                 elements=("f32", element, "f32"),
-                lda=self.vocabulary,
+                lda=self.stride,
                 a_offset=part.first,
                 accumulate=True,
             )
 
 
-def _chunk_rows(rows: int, vocabulary: int, low: Lowering) -> int:
+def _chunk_rows(rows: int, stride: int, low: Lowering) -> int:
     budget = min(LOGITS_BYTES, low.profile.binding_bytes)
-    if rows * vocabulary * 4 <= budget:
+    if rows * stride * 4 <= budget:
         return rows
-    return max(CHUNK_ROWS, budget // (vocabulary * 4) // CHUNK_ROWS * CHUNK_ROWS)
+    return max(CHUNK_ROWS, budget // (stride * 4) // CHUNK_ROWS * CHUNK_ROWS)
 
 
 @rule("sum", "mean")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hybrid.ops import TOP_K_LIMIT
-from hybrid.plan.kernels.base import Binding, Kernel, Launch, ceil_div, grid, vector_width
+from hybrid.plan.kernels.base import Binding, Kernel, Launch, ceil_div, grid
 
 _WORKGROUP = 32  # of one row
 _ELEMENT_WORKGROUP = 64
@@ -14,18 +14,24 @@ _TEACHER = (
 )
 
 
+def logits_stride(vocabulary: int) -> int:
+    """Elements from one row of logits to the next: the products that make and use them move four at a time."""
+    return ceil_div(vocabulary, 4) * 4
+
+
 def cross_entropy(
     rows: int, vocabulary: int, *, gradient: bool, shared_upstream: bool = False, precision: str
 ) -> Launch:
-    """Bindings: logits f32 [R, V], targets u32 [R], z_loss f32 [1], (drows f32 [R]), loss_rows, nll_rows, lse f32
-    [R].
+    """Bindings: logits f32 [R, `logits_stride(V)`], targets u32 [R], z_loss f32 [1], (drows f32 [R]), loss_rows,
+    nll_rows, lse f32 [R].
 
     nll = lse - logits[target]; loss = nll + z * lse^2. With `gradient` the logits are replaced by
     ((1 + 2 z lse) softmax - [target]) * drows. A row whose target is IGNORE has loss, nll and gradient exactly 0; a
-    row with a logit that is not finite has a loss that is not finite either.
+    row with a logit that is not finite has a loss that is not finite either. What pads a row counts for nothing, and
+    its gradient is exactly 0.
     shared_upstream: drows is f32 [1], one value for all rows.
     """
-    width = vector_width(vocabulary)
+    tail = vocabulary % 4 != 0
     bindings = (
         Binding("logits", "read_write" if gradient else "read", "f32"),
         Binding("targets", "read", "u32"),
@@ -36,17 +42,17 @@ def cross_entropy(
         Binding("lse", "read_write", "f32"),
     )
     kernel = Kernel(
-        f"cross_entropy{'_gradient' if gradient else ''}_x{width}",
+        f"cross_entropy{'_gradient' if gradient else ''}{'_tail' if tail else ''}",
         "cross_entropy.wgsl",
         bindings,
-        (("rows", "u32"), ("columns", "u32"), ("upstream_stride", "u32")),
+        (("rows", "u32"), ("vocabulary", "u32"), ("upstream_stride", "u32")),
         defines=(("WORKGROUP", _WORKGROUP),),
-        switches=frozenset({*(["GRADIENT"] if gradient else []), *(["SCALAR"] if width == 1 else [])}),
+        switches=frozenset({*(["GRADIENT"] if gradient else []), *(["TAIL"] if tail else [])}),
         workgroup_storage=12 * _WORKGROUP,
         invocations=_WORKGROUP,
-        vector=width,
+        vector=4,
     )
-    return Launch(kernel, (rows, vocabulary // width, 0 if shared_upstream else 1), grid(rows))
+    return Launch(kernel, (rows, vocabulary, 0 if shared_upstream else 1), grid(rows))
 
 
 def topk_kl(
@@ -59,8 +65,8 @@ def topk_kl(
     alpha_nll: float,
     precision: str,
 ) -> Launch:
-    """Bindings: logits f32 [R, V], teacher_ids u32 [R, K], teacher_probs f32 [R, K], teacher_targets u32 [R],
-    loss_rows, kl_rows, nll_rows f32 [R].
+    """Bindings: logits f32 [R, `logits_stride(V)`], teacher_ids u32 [R, K], teacher_probs f32 [R, K], teacher_targets
+    u32 [R], loss_rows, kl_rows, nll_rows f32 [R].
 
     See `Ops.topk_kl`. An id that is no row of the vocabulary is absent. K is at most `ops.TOP_K_LIMIT`.
     """
@@ -82,8 +88,8 @@ def topk_kl_grad(
     shared_upstream: bool = False,
     precision: str,
 ) -> Launch:
-    """Bindings: logits f32 [R, V], which become their gradient, teacher_ids, teacher_probs, teacher_targets, drows f32
-    [R], or f32 [1] with shared_upstream."""
+    """Bindings: logits f32 [R, `logits_stride(V)`], which become their gradient, teacher_ids, teacher_probs,
+    teacher_targets, drows f32 [R], or f32 [1] with shared_upstream."""
     bindings = (Binding("logits", "read_write", "f32"), *_TEACHER, Binding("drows", "read", "f32"))
     size = (rows, vocabulary, columns, 0 if shared_upstream else 1)
     return _teacher_rows("topk_kl_grad", bindings, frozenset({"GRADIENT"}), size, (temperature, alpha_kl, alpha_nll))
