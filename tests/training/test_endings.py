@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from hybrid.backends.protocol import TrainingSession
+from hybrid.backends.protocol import Evaluation, TrainingSession
 from hybrid.config.tree import RunConfig
 from hybrid.contracts.loss_scaler import DynamicLossScaler
 from hybrid.errors import AlertRaised, DeviceLost, NonFiniteError, StopRequested
 from hybrid.training.metrics_log import read_rows
 from hybrid.training.sessions import make_session
 from hybrid.training.signals import StopFlag
+from hybrid.training.view import event_text
 from training.micro import Recorder, entries, run, run_file, state_hash, steps_saved
 from training.sessions import FakeClock, TimedSession, losing
 
@@ -167,6 +168,27 @@ def test_a_sample_that_a_stop_cuts_off_is_not_shown_as_if_it_were_whole(tmp_path
 
     assert run(tmp_path, "sampling.every=3", view=view, stop=stop, session=make).step == 6
     assert [facts["step"] for facts in view.of("sample")] == [3]
+
+
+@pytest.mark.parametrize(
+    ("loss", "overflow", "shown"), [(3.0, True, 3.0), (float("inf"), False, 3.4028234663852886e38)]
+)
+def test_a_validation_loss_that_is_not_the_models_says_so(
+    tmp_path: Path, loss: float, overflow: bool, shown: float
+) -> None:
+    def make(*arguments: Any) -> TrainingSession:
+        session = make_session(*arguments)
+        session.evaluate = lambda batch: Evaluation(  # type: ignore[method-assign]
+            loss * batch.target_tokens, batch.target_tokens, overflow
+        )
+        return session
+
+    view = Recorder()
+    run(tmp_path, "run.steps=2", "evaluation.every=2", view=view, session=make)
+    rows = list(read_rows(tmp_path / "run" / "validation.jsonl"))
+    assert rows == view.of("validation") and rows[0]["overflow"] is True
+    assert rows[0]["loss"] == pytest.approx(shown)
+    assert "not the loss of the model" in event_text("validation", rows[0])
 
 
 def test_a_stop_while_a_device_is_set_up_ends_that(tmp_path: Path) -> None:

@@ -245,6 +245,26 @@ def test_sampling_agrees_with_the_reference_beyond_the_context(webgpu_session, n
     session.close()
 
 
+def test_an_evaluation_says_when_a_value_did_not_fit_f16(webgpu_session, device):
+    if not device.has_f16:
+        pytest.skip("this adapter has no shader-f16")
+    held_out = batches(LLAMA, 99)[0]
+    for session in (
+        webgpu_session(LLAMA, precision="mixed-f16"),
+        ReferenceSession(LLAMA, **SETTINGS, precision="mixed-f16"),
+    ):
+        good = session.export_state()
+        assert not session.evaluate(held_out).overflow
+        up = good.model["model.layers.0.mlp.up_proj.weight"]
+        session.import_state(replace(good, model={**good.model, "model.layers.0.mlp.up_proj.weight": up * 0 + 3e4}))
+        assert session.evaluate(held_out).overflow, "an activation"
+        session.import_state(good)
+        assert not session.evaluate(held_out).overflow, "the flag is that of each evaluation"
+        session.import_state(replace(good, model={**good.model, "model.norm.weight": np.full(32, 1e5, np.float32)}))
+        assert session.evaluate(held_out).overflow, "a weight"
+        session.close()
+
+
 def test_inspecting_before_applying_changes_nothing(webgpu_session):
     plain, inspected = webgpu_session(LLAMA), webgpu_session(LLAMA)
     take(plain, LLAMA, 1, 4)

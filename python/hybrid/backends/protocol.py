@@ -60,10 +60,12 @@ class StepResult:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Sum over sum: add `loss_sum` and `target_tokens` over batches, divide once."""
+    """Sum over sum: add `loss_sum` and `target_tokens` over batches, divide once. overflow: a weight or an f16 store did
+    not fit, so the loss is not that of the model."""
 
     loss_sum: float
     target_tokens: int
+    overflow: bool = False
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import exp
+from math import exp, isfinite
+from typing import Any
 
 from hybrid.backends.protocol import GenerateOptions, TrainingSession
 from hybrid.config.tree import SamplingSection
@@ -13,6 +14,7 @@ from hybrid.data.tokenizers import Tokenizer
 from hybrid.errors import DataContractError
 from hybrid.training.signals import StopFlag
 
+LARGEST_FLOAT = (2 - 2.0**-23) * 2.0**127  # of float32, as in the entries of steps
 LARGEST_EXPONENT = 20.0  # a perplexity beyond exp(20) says nothing
 
 
@@ -23,13 +25,15 @@ def evaluate(
     batches: int,
     stop: StopFlag,
     progress: Callable[[str, int, int], None] = lambda what, done, total: None,
-) -> dict[str, float] | None:
+) -> dict[str, Any] | None:
     """{loss, perplexity, targetTokens} over `batches` batches spread over the samples, or all of them for 0.
 
-    loss: summed over all targets and divided once, in nats a token. None when a stop was requested meanwhile.
+    loss: summed over all targets and divided once, in nats a token. None when a stop was requested meanwhile. With
+    overflow = true beside them where a value did not fit its number format: then the loss is not that of the model (and
+    the largest float32 in place of one that is not finite).
     progress(what, done, total): before each batch.
     """
-    loss, targets = 0.0, 0
+    loss, targets, overflow = 0.0, 0, False
     whole = -(-len(samples) // batch_size)
     for done, batch in enumerate(evaluation_batches(samples, batch_size, batches=batches or None)):
         if stop.requested:
@@ -39,12 +43,16 @@ def evaluate(
             result = session.evaluate(batch)
             loss += result.loss_sum
             targets += result.target_tokens
+            overflow |= result.overflow
     if targets == 0:
         raise DataContractError(
             "the validation batches have no target at all: raise evaluation.batches, or hold out more text"
         )
     mean = loss / targets
-    return {"loss": mean, "perplexity": exp(min(mean, LARGEST_EXPONENT)), "targetTokens": targets}
+    if not isfinite(mean):
+        mean, overflow = LARGEST_FLOAT, True
+    row = {"loss": mean, "perplexity": exp(min(mean, LARGEST_EXPONENT)), "targetTokens": targets}
+    return {**row, "overflow": True} if overflow else row
 
 
 def prompt_ids(tokenizer: Tokenizer, prompt: str) -> list[int]:

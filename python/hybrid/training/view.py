@@ -100,7 +100,8 @@ def _step_text(facts: Facts) -> str:
 
 
 def _validation_text(facts: Facts) -> str:
-    return f"validation at step {facts['step']}: loss {facts['loss']:.4f} ({facts['targetTokens']:,} tokens)"
+    doubt = "; not the loss of the model, for a value overflowed" if facts.get("overflow") else ""
+    return f"validation at step {facts['step']}: loss {facts['loss']:.4f} ({facts['targetTokens']:,} tokens){doubt}"
 
 
 def _sample_text(facts: Facts) -> str:

@@ -255,7 +255,8 @@ class ReferenceSession:
         if self._evaluation is None:
             self._evaluation = Executor(evaluation_graph(self.model, *self.shape), self.precision)
         run = self._run_batch(self._evaluation, batch, z_loss=np.zeros(1))
-        return Evaluation(float(run.outputs["nll_rows"].sum(dtype=np.float64)), batch.target_tokens)
+        loss = float(run.outputs["nll_rows"].sum(dtype=np.float64))
+        return Evaluation(loss, batch.target_tokens, run.overflow or not self._weights_fit)
 
     def generate(self, prompt: list[int], options: GenerateOptions) -> Iterator[int]:
         """See `backends.sampling.generate`. The weights are those of the moment each token is asked for."""

@@ -331,9 +331,13 @@ class WebGPUSession:
             raise RuntimeError("evaluate: a step is under way; apply it first")
         self.executor.prepare(["evaluate"])
         self._upload(batch)
+        half = self.plan.precision == "mixed-f16"
+        if half:  # of stores, which a step clears when it begins, and of weights, which stands
+            self.executor.write_tensor("overflow_flags", self.executor.read_tensor("overflow_flags") * [0, 1])
         self.executor.run("evaluate")
         words = self.executor.read_tensor("eval_state").view(np.float32)
-        return Evaluation(float(words[layout.NLL_ACC]), batch.target_tokens)
+        overflow = half and bool(self.executor.read_tensor("overflow_flags").any())
+        return Evaluation(float(words[layout.NLL_ACC]), batch.target_tokens, overflow)
 
     @_tells_loss
     def generate(self, prompt: list[int], options: GenerateOptions) -> Iterator[int]:

@@ -72,5 +72,6 @@ def run(arguments: argparse.Namespace) -> int:
         print(
             f"step {step}, {arguments.split}: loss {result['loss']:.4f}, perplexity {result['perplexity']:.2f}, "
             f"{report['bitsPerToken']:.4f} bits a token, over {result['targetTokens']:,} tokens"
+            + ("; not the loss of the model, for a value overflowed" if result.get("overflow") else "")
         )
     return 0
