@@ -37,7 +37,7 @@ import { checkSnapshot, snapshotBytes, snapshotHash, writeCheckpoint } from "./s
  * @typedef {object} CheckpointStatus
  * @property {string} name
  * @property {number} step
- * @property {"complete" | "unfinished" | "damaged"} status
+ * @property {"complete" | "unfinished" | "damaged" | "set aside"} status
  * @property {string} detail
  * @property {CheckpointRef | null} ref
  */
@@ -53,7 +53,8 @@ import { checkSnapshot, snapshotBytes, snapshotHash, writeCheckpoint } from "./s
  * @property {(bytes: number) => Promise<void>} [room]
  */
 
-export const UNFINISHED = "unfinished";
+export const UNFINISHED = "unfinished"; // the mark of a save under way
+export const DAMAGED = "damaged"; // the mark of a checkpoint that could not be read when its step was saved again
 const STEP = /^step-([0-9]{8,15})$/;
 const WIDEST = 15; // digits of a step folder's name
 
@@ -236,7 +237,9 @@ export class CheckpointStore {
     /** @param {CheckpointStatus} status @param {number} index */
     const left = ({ status, step }, index) =>
       status === "unfinished" || complete(statuses.slice(index + 1)).some((later) => later.step === step);
-    const leftovers = statuses.filter((status, at) => status.status !== "damaged" && left(status, at));
+    const leftovers = statuses.filter(
+      (status, at) => (status.ref || status.status === "unfinished") && left(status, at),
+    );
     const names = leftovers.map(({ name }) => name);
     for (const name of names) await this.#discard(name);
     return names;
@@ -276,6 +279,9 @@ export class CheckpointStore {
     if (!folder || (await folder.size(UNFINISHED)) !== null) {
       return found("unfinished", "a save or deletion in progress, or interrupted");
     }
+    if ((await folder.size(DAMAGED)) !== null) {
+      return found("set aside", "could not be read when its step was saved again");
+    }
     try {
       return found("complete", "", await readRef(folder, name));
     } catch (error) {
@@ -288,19 +294,24 @@ export class CheckpointStore {
   }
 
   /**
-   * The checkpoint among those of the step that already is a good one of this very state.
+   * The checkpoint among those of the step that already is a good one of this very state. A damaged one is set aside,
+   * never overwritten.
    *
    * @param {readonly CheckpointStatus[]} same
    * @param {Snapshot} snapshot
    * @param {number} newest sequence of all; an older checkpoint of this state, gone back to, is not the newest
    */
   async #holding(same, snapshot, newest) {
-    const candidates = complete(same).filter(({ sequence }) => sequence >= newest);
+    const candidates = same.filter(({ ref }) => ref && ref.sequence >= newest);
     if (!candidates.length) return null;
     const hash = await snapshotHash(snapshot);
-    for (const ref of candidates) {
-      if (ref.stateHash !== hash) continue;
-      if (this.#written.get(ref.name) === hash || (await this.#proves(ref.name))) return ref;
+    for (const status of candidates) {
+      const { ref, name } = status;
+      if (ref?.stateHash !== hash) continue;
+      if (this.#written.get(name) === hash || (await this.#proves(name))) return ref;
+      await writeAll(await this.#directory.directory(name), DAMAGED, "");
+      status.status = "set aside";
+      status.ref = null;
     }
     return null;
   }
