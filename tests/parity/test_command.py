@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import pytest
 
@@ -25,6 +26,23 @@ def run(*words: str) -> int:
 
 def found(monkeypatch: pytest.MonkeyPatch, *rows: Row) -> None:
     monkeypatch.setattr(checks, "check_all", lambda *_: checks.Report(list(rows), {"webgpu": "no adapter"}))
+
+
+@pytest.mark.parametrize("words", [(), ("--json",), ("--mutants",)])
+def test_in_a_pipe_it_says_what_runs_on_standard_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    def check_all(runtimes: object, progress: Callable[[str], None]) -> checks.Report:
+        progress("llama: f32")
+        assert capsys.readouterr().err == "llama: f32\n", "at once"
+        progress("llama: mixed-f16")
+        return checks.Report([GOOD])
+
+    monkeypatch.setattr(checks, "check_all", check_all)
+    monkeypatch.setattr(mutants, "check_mutants", lambda *_, progress: check_all(None, progress) and [])
+    assert run(*words) == 0
+    out, err = capsys.readouterr()
+    assert err == "llama: mixed-f16\n" and "mixed-f16" not in out
 
 
 def test_rows_within_the_contract_exit_with_0(

@@ -1,4 +1,5 @@
-"""How far long work is: one line on standard error that is written over, and only where that is a terminal."""
+"""How far long work is: one line on standard error that is written over, where that is a terminal; elsewhere nothing,
+or a line for each new text."""
 
 from __future__ import annotations
 
@@ -9,9 +10,14 @@ SECONDS = 0.1  # between two texts
 
 
 class ProgressLine:
-    """Call it with each report of progress. A context manager: the line is empty again when it is left."""
+    """Call it with each report of progress. A context manager: the line is empty again when it is left.
 
-    def __init__(self) -> None:
+    in_logs: print what `show` is given as lines where standard error is no terminal: for work of minutes, of which
+    there are few texts.
+    """
+
+    def __init__(self, in_logs: bool = False) -> None:
+        self._in_logs = in_logs
         self._terminal = sys.stderr.isatty()
         self._last = float("-inf")
         self._what = ""
@@ -33,6 +39,8 @@ class ProgressLine:
         if self._terminal:
             self._last = time.monotonic()
             print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+        elif self._in_logs:
+            print(text, file=sys.stderr, flush=True)
 
     def clear(self) -> None:
         """Leave an empty line, for something else to be printed."""

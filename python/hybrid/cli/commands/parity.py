@@ -45,11 +45,11 @@ def run(arguments: argparse.Namespace) -> int:
     runtimes, missing = open_runtimes(names)
     try:
         if arguments.mutants:
-            with ProgressLine() as progress:
+            with ProgressLine(in_logs=True) as progress:
                 verdicts = check_mutants(runtimes[0], runtimes[1:], progress=progress.show)
             _show(verdict_document(verdicts, missing), verdict_lines(verdicts, missing), arguments.json)
             return EXIT_FAILED if any(verdict.survived for verdict in verdicts) else EXIT_DONE
-        with ProgressLine() as progress:
+        with ProgressLine(in_logs=True) as progress:
             report = check_all(runtimes, progress.show)
         report.not_run.update(missing)
         _show(report_document(report), report_lines(report), arguments.json)
