@@ -24,6 +24,10 @@ const END_OF_TEXT_NAMES = ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", 
 const LIBRARY = "@huggingface/tokenizers";
 const UTF8 = new TextEncoder();
 
+// Words whose ids are remembered.
+const MOST_WORDS = 2 ** 16;
+const LONGEST_WORD = 64; // characters
+
 /** @implements {Tokenizer} */
 export class BpeTokenizer {
   /** @type {"bpe"} */
@@ -314,6 +318,17 @@ function encoder(document, vocabulary, added, { BPE, SplitPreTokenizer }) {
   };
   const tokensOf =
     fuse && !document.model.byte_fallback ? fused : (/** @type {string} */ piece) => spelling.encode([piece]);
+  /** @type {Map<string, number[]>} */
+  const recent = new Map(); // the npm library's own memory of words is slower than most words are long
+  /** @param {string} piece */
+  const idsOf = (piece) => {
+    const known = recent.get(piece);
+    if (known) return known;
+    const ids = tokensOf(piece).map((token) => /** @type {number} */ (vocabulary.get(token)));
+    if (recent.size >= MOST_WORDS) recent.clear();
+    if (piece.length < LONGEST_WORD) recent.set(piece, ids);
+    return ids;
+  };
   return (text) => {
     /** @type {number[]} */
     const ids = [];
@@ -324,7 +339,7 @@ function encoder(document, vocabulary, added, { BPE, SplitPreTokenizer }) {
           ids.push(section.id);
         } else {
           for (const piece of split(section, atStart)) {
-            for (const token of tokensOf(piece)) ids.push(/** @type {number} */ (vocabulary.get(token)));
+            for (const id of idsOf(piece)) ids.push(id);
           }
         }
         atStart = false;

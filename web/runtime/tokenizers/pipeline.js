@@ -65,7 +65,8 @@ export function normalizerOf(given) {
       // Character by character: what a letter becomes does not depend on its neighbours, unlike in JavaScript.
       return (text) => Array.from(text, (character) => character.toLowerCase()).join("");
     case "Prepend":
-      return (text) => text && part?.prepend + text;
+      if (typeof part?.prepend !== "string") break;
+      return (text) => text && part.prepend + text;
     case "Replace": {
       const replace = replacement(part);
       if (replace) return replace;
@@ -121,16 +122,23 @@ export function splitterOf(given, split) {
     }
     case "Metaspace": {
       const { replacement: mark, prepend_scheme: scheme, split: cut } = /** @type {Part} */ (part);
-      if (typeof mark !== "string" || !["always", "first", "never"].includes(scheme)) break;
+      if (typeof mark !== "string" || !mark || !["always", "first", "never"].includes(scheme)) break;
       return (text, atStart) => {
         const marked = text.replaceAll(" ", () => mark);
         const prefix = (scheme === "always" || (scheme === "first" && atStart)) && !marked.startsWith(mark);
         const whole = prefix ? mark + marked : marked;
-        return cut === false ? [whole] : whole.split(new RegExp(`(?=${mark})`, "u"));
+        return cut === false ? [whole] : cutBefore(whole, mark);
       };
     }
   }
   throw unsupported("pre_tokenizer", given);
+}
+
+/** @param {string} text @param {string} mark @returns {string[]} pieces, each but perhaps the first beginning with a mark */
+function cutBefore(text, mark) {
+  const [head, ...tail] = text.split(mark);
+  const marked = tail.map((piece) => mark + piece);
+  return head ? [head, ...marked] : marked;
 }
 
 const UTF8 = new TextEncoder();
@@ -186,12 +194,13 @@ export function decoderOf(given) {
       break;
     }
     case "Strip": {
-      const { content, start = 0, stop = 0 } = /** @type {Part} */ (part);
+      const { content, start, stop } = /** @type {Part} */ (part);
+      if (typeof content !== "string" || !Number.isInteger(start) || !Number.isInteger(stop)) break;
       return (tokens) => tokens.map((token) => strip([...token], content, start, stop));
     }
     case "Metaspace": {
       const { replacement: mark, prepend_scheme: scheme } = /** @type {Part} */ (part);
-      if (typeof mark !== "string") break;
+      if (typeof mark !== "string" || !mark) break;
       return (tokens) =>
         tokens.map((token, place) => token.replaceAll(mark, () => (place || scheme === "never" ? " " : "")));
     }
