@@ -18,6 +18,7 @@ DEV := $(VENV)/.installed-dev
 TORCH := $(VENV)/.installed-torch
 NODE_MODULES := web/node_modules/.installed
 NPM := npm --prefix web
+PAGE := web/dist/launch.html
 RIVALS := .venv-benchmarks/.installed
 
 # What a Debian machine needs beside Python packages. Chromium brings SwiftShader, the second Vulkan driver of the tests.
@@ -53,15 +54,17 @@ web-test: $(NODE_MODULES) ## the tests of web/ alone, in Node.js and Deno
 	@$(NPM) run --silent test:deno
 
 # NumPy's and torch's threads fight over the cores at the sizes of the tests: one each.
-pytest: $(TORCH) ## the tests alone
+pytest: $(TORCH) $(PAGE) ## the tests alone
 	@OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(PYTHON) -m pytest -m "not acceptance" $(ARGS)
 
-acceptance: $(TORCH) $(RIVALS) system-packages ## the long checks; writes benchmarks/results/*.json
+acceptance: $(TORCH) $(PAGE) $(RIVALS) system-packages ## the long checks; writes benchmarks/results/*.json
 	@failed=0; $(PYTHON) benchmarks/run_all.py || failed=1; $(PYTHON) -m pytest -m acceptance $(ARGS) || failed=1; exit $$failed
 
 benchmark-env: $(RIVALS) ## the environment of the rivals that benchmarks/ measures (tinygrad with Dawn, jax-js, TensorFlow.js)
 
-wheel: $(DEV) ## build dist/*.whl, with shaders and schemas inside
+web: $(PAGE) ## build the page that trains in a tab (for `hybrid train --backend browser`)
+
+wheel: $(DEV) $(PAGE) ## build dist/*.whl, with shaders, schemas and the page inside
 	@$(PYTHON) -m pip --disable-pip-version-check wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 
 # Exact versions of the core, dev, web and torch sets and of the build backend, for whoever installs with this file as constraints.
@@ -115,6 +118,11 @@ $(TORCH): pyproject.toml requirements.lock | $(DEV)
 $(NODE_MODULES): web/package.json web/package-lock.json | $(DEV)
 	@echo "installing the packages of web/"
 	@$(NPM) ci --silent
+	@touch $@
+
+$(PAGE): $(NODE_MODULES) $(shell find web/runtime web/launch -type f) web/build.js
+	@echo "building the page"
+	@$(NPM) run --silent build
 	@touch $@
 
 $(RIVALS): benchmarks/requirements.lock benchmarks/web/package-lock.json | $(NODE_MODULES)
