@@ -11,12 +11,13 @@ from typing import Any, Protocol, TypeVar
 from fastapi import FastAPI, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import Response
+from starlette.requests import ClientDisconnect
 
 from hybrid.bridge.launch.desk import Desk
 from hybrid.bridge.launch.events import parse_report
 from hybrid.bridge.server.files import PAGE, send_file
 from hybrid.bridge.server.plans import PlanShelf, profile_of
-from hybrid.bridge.server.refusals import Refusal, answer_errors, json_response, not_found
+from hybrid.bridge.server.refusals import Refusal, answer_errors, error_facts, json_response, not_found
 from hybrid.bridge.server.uploads import PIECE_BYTES, Uploads
 from hybrid.errors import ConfigError
 from hybrid.plan.compiler import PlanSettings
@@ -43,6 +44,14 @@ def launch_app(desk: Desk, run: RunSide, site: Path, shelf: PlanShelf) -> FastAP
     """site: the folder of the built page."""
     app = FastAPI(title="hybrid launch", openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     answer_errors(app)
+
+    async def broken(request: Request, error: Exception) -> Response:
+        """A fault of this side ends the run; a tab that was closed in the middle of a request does not."""
+        if not isinstance(error, ClientDisconnect):
+            desk.fail(error)
+        return json_response({"error": error_facts(error)}, HTTPStatus.INTERNAL_SERVER_ERROR)
+
+    app.add_exception_handler(Exception, broken)
     read = ["GET", "HEAD"]
 
     async def answered(request: Request, work: Callable[[bytes], T]) -> T:

@@ -138,7 +138,8 @@ class TabRun:
         self.show_phase(event.phase)
 
     def _on_progress(self, event: Any) -> None:
-        self.services.view.event("progress", {**event.facts(), "done": int(event.done)})
+        total = None if event.total is None else int(event.total)
+        self.services.view.event("progress", {"stage": event.stage, "done": int(event.done), "total": total})
 
     def _on_note(self, event: Any) -> None:
         self.services.note(printable(event.text))

@@ -36,8 +36,8 @@ class Serving:
         guard = Guard(app, self.token, [f"{name}:{self.port}" for name in NAMES], most_bytes)
         # Signals belong to the run; its view belongs to the terminal.
         config = uvicorn.Config(
-            guard, log_config=None, access_log=False, lifespan="off", server_header=False, date_header=False,
-            timeout_graceful_shutdown=GRACE_SECONDS,
+            guard, log_config=None, log_level="critical", access_log=False, lifespan="off", server_header=False,
+            date_header=False, timeout_graceful_shutdown=GRACE_SECONDS,
         )  # fmt: skip
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(
