@@ -107,8 +107,7 @@ def test_a_flipped_byte_of_an_archive_is_refused_or_means_nothing(checkpoint: Pa
 def test_large_files_are_found_through_zip64(tmp_path: Path) -> None:
     """`zipfile` writes such headers when it is told that a file may become large."""
     packed = tmp_path / "a.zip"
-    with zipfile.ZipFile(packed, "w") as target, target.open("big", "w", force_zip64=True) as sink:
-        sink.write(b"12345")
+    zips.forced_zip64(packed, {"big": b"12345"})
     with packed.open("rb") as stream:
         (entry,) = read_entries("a", stream)
         stream.seek(entry.start)

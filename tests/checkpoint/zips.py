@@ -115,3 +115,17 @@ def names(path: Path) -> list[str]:
     with zipfile.ZipFile(path) as opened:
         assert opened.testzip() is None
         return sorted(opened.namelist())
+
+
+def sizes(path: Path) -> list[tuple[str, int]]:
+    """The files and their sizes as Python's own reader sees them."""
+    with zipfile.ZipFile(path) as opened:
+        return [(info.filename, info.file_size) for info in opened.infolist()]
+
+
+def forced_zip64(path: Path, files: Files) -> None:
+    """An archive with the headers of files beyond 4 GiB."""
+    with zipfile.ZipFile(path, "w") as target:
+        for name, data in files.items():
+            with target.open(name, "w", force_zip64=True) as sink:
+                sink.write(data)

@@ -21,6 +21,7 @@ from hybrid.checkpoint.canonical import render
 from hybrid.checkpoint.loading import load
 from hybrid.checkpoint.snapshot import CheckpointSnapshot
 from hybrid.checkpoint.store import CheckpointStore
+from hybrid.checkpoint.zip_entries import read_entries
 from hybrid.errors import HybridError
 
 pytestmark = pytest.mark.node
@@ -303,3 +304,18 @@ def test_hostile_archives_are_refused_by_the_same_error(node: Node, tmp_path: Pa
         assert answer.get("error") == ours, name
         refused += ours is not None
     assert refused > 200
+
+
+def test_files_beyond_4_gib_are_where_the_other_language_says(node: Node, tmp_path: Path) -> None:
+    """A file with holes: nobody writes the gigabytes."""
+    for number, sizes in enumerate(([2**32 - 1, 5], [5 * 2**32 + 3, 5], [2**31, 2**31, 2**31, 7])):
+        packed = tmp_path / f"{number}.zip"
+        size = only(node.ask("sparse_zip", [{"archive": str(packed), "sizes": sizes}]))
+        assert packed.stat().st_size == size > 2**32
+        with packed.open("rb") as stream:
+            ours = [(entry.name, entry.size) for entry in read_entries("a", stream)]
+        assert ours == zips.sizes(packed) == [(f"f{index}", size) for index, size in enumerate(sizes)]
+    packed = tmp_path / "forced.zip"
+    zips.forced_zip64(packed, {"a": b"12345", "b": b"6"})
+    found = only(node.ask("zip_entries", [{"archive": str(packed)}]))
+    assert [name for name, _ in found] == ["a", "b"]

@@ -68,10 +68,11 @@ export function failing(inner, at, how, error = () => new HybridError("the power
 
 /**
  * @param {WritableFolder} inner
- * @returns {{folder: WritableFolder, largestRead: () => number, largestWrite: () => number}}
+ * @returns {{folder: WritableFolder, bytesRead: () => number, largestRead: () => number,
+ *   largestWrite: () => number}}
  */
 export function tracing(inner) {
-  let [read, written] = [0, 0];
+  let [total, read, written] = [0, 0, 0];
   /** @param {FileSink} sink @returns {FileSink} */
   const wrapSink = (sink) => ({
     ...sink,
@@ -90,6 +91,7 @@ export function tracing(inner) {
       /** @type {number | undefined} */ end = undefined,
     ) => {
       const bytes = await inner.read(file, begin, end);
+      total += bytes.length;
       read = Math.max(read, bytes.length);
       return bytes;
     },
@@ -98,5 +100,5 @@ export function tracing(inner) {
       wrapSink(await inner.append(file, at)),
     remove: (/** @type {string} */ name) => inner.remove(name),
   };
-  return { folder, largestRead: () => read, largestWrite: () => written };
+  return { folder, bytesRead: () => total, largestRead: () => read, largestWrite: () => written };
 }
