@@ -83,6 +83,18 @@ test("the text of a control token stays text", async () => {
   assert.equal(ids.length, 2 + "<|endoftext|>".length - 1 + 1 + 1 + 1);
 });
 
+test("what can be expressed only by a control token is refused", async () => {
+  const document = bpeDocument();
+  const vocab = { "<|endoftext|>": 0, a: 1, b: 2 };
+  for (const fuse of [true, false]) {
+    const model = { ...document.model, vocab, merges: [], unk_token: "<|endoftext|>", fuse_unk: fuse };
+    const lossy = { ...document, pre_tokenizer: null, decoder: { type: "Fuse" }, model };
+    const tokenizer = await openTokenizer(JSON.stringify(lossy));
+    assert.deepEqual([...tokenizer.encode("ab")], [1, 2]);
+    assert.throws(() => tokenizer.encode("abc"), /'abc' cannot be expressed with this tokenizer/);
+  }
+});
+
 test("pieces of a stream join to the whole, and no half character is given out", async () => {
   const bpe = await openTokenizer(JSON.stringify(bpeDocument()));
   const characters = await openTokenizer(new CharacterTokenizer(["a", "é", "🙂"]).toJson());

@@ -324,7 +324,11 @@ function encoder(document, vocabulary, added, { BPE, SplitPreTokenizer }) {
   const idsOf = (piece) => {
     const known = recent.get(piece);
     if (known) return known;
-    const ids = tokensOf(piece).map((token) => /** @type {number} */ (vocabulary.get(token)));
+    const ids = tokensOf(piece).map((token) => {
+      // The unknown token may be a control token too, which text must not become.
+      if (control.has(token)) throw new DataContractError(`${repr(piece, 80)} cannot be expressed with this tokenizer`);
+      return /** @type {number} */ (vocabulary.get(token));
+    });
     if (recent.size >= MOST_WORDS) recent.clear();
     if (piece.length < LONGEST_WORD) recent.set(piece, ids);
     return ids;
