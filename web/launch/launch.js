@@ -60,8 +60,9 @@ function finish(text, failed = false) {
 
 /** What each event changes on the page. @type {Record<string, (facts: any) => void>} */
 const SHOWN = {
-  phase: ({ phase }) =>
-    show("status", { train: "training", "warm-up": "preparing the device" }[String(phase)] ?? phase),
+  phase: ({ phase }) => {
+    if (!paused) show("status", { train: "training", "warm-up": "preparing the device" }[String(phase)] ?? phase);
+  },
   progress: ({ stage, done, total }) => {
     show("status", `${stage}: ${done.toLocaleString("en")}${total ? ` of ${total.toLocaleString("en")}` : ""}`);
     bar.max = total || 1;
