@@ -3,6 +3,6 @@
 there?). May import everything below `bridge`, `bridge.server`, fastapi and uvicorn.
 """
 
-from hybrid.bridge.launch.command import dry_run_in_browser, train_in_browser
+from hybrid.bridge.launch.command import check_installation, dry_run_in_browser, train_in_browser
 
-__all__ = ["dry_run_in_browser", "train_in_browser"]
+__all__ = ["check_installation", "dry_run_in_browser", "train_in_browser"]

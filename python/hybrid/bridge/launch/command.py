@@ -54,19 +54,24 @@ def dry_run_in_browser(request: Request, services: Services, *, headless: bool =
 
 def check_browser(config: RunConfig, headless: bool) -> None:
     """Refuse what cannot be done in a tab, or not here. Errors: ConfigError, MissingDependency, HybridError."""
-    for package in ("fastapi", "uvicorn"):
-        if importlib.util.find_spec(package) is None:
-            raise MissingDependency(package, "web")
     if config.backend.adapter is not None:
         raise ConfigError(
             f"backend.adapter = {config.backend.adapter!r}: a browser chooses the adapter itself; leave --adapter out, "
             "or --set backend.adapter=null"
         )
+    check_installation()
+    if headless:
+        find_chromium()
+
+
+def check_installation() -> None:
+    """Whether a page can be served from here. Errors: MissingDependency; HybridError when the page is not built."""
+    for package in ("fastapi", "uvicorn"):
+        if importlib.util.find_spec(package) is None:
+            raise MissingDependency(package, "web")
     from hybrid.bridge.server.files import web_build
 
     web_build()
-    if headless:
-        find_chromium()
 
 
 def _in_a_tab(

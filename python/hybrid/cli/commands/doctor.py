@@ -13,6 +13,8 @@ from hybrid.cli.parser import Subparsers, add_command
 PACKAGES = ("numpy", "wgpu", "tokenizers", "safetensors", "pydantic", "rich")
 EXTRAS = {"tensorboard": "for telemetry.tensorboard", "torch": "for the tests"}  # each is an extra of that name
 
+F16_TEXTS = {True: " and mixed-f16", False: " (no mixed-f16 here)", None: ", and mixed-f16 where its adapter can"}
+
 # Limits that decide what fits, and how many bytes or threads WebGPU grants everywhere.
 LIMITS = (
     "maxBufferSize",
@@ -68,6 +70,7 @@ def examine() -> dict[str, Any]:
         "backends": {
             "webgpu": {"runs": chosen is not None, "problem": problem, "mixedF16": _has_f16(adapters, chosen)},
             "reference": {"runs": True, "problem": "", "mixedF16": True},
+            "browser": _examine_browser(),
         },
     }
 
@@ -100,6 +103,18 @@ def _examine_adapter(adapter: Any) -> dict[str, Any]:
     except Exception as error:
         facts["problem"] = f"it cannot be opened: {error}"
     return facts
+
+
+def _examine_browser() -> dict[str, Any]:
+    """Whether a page can be served here. mixedF16: null, for only the browser knows its adapter."""
+    from hybrid.bridge.launch import check_installation
+    from hybrid.errors import HybridError
+
+    try:
+        check_installation()
+    except HybridError as error:
+        return {"runs": False, "problem": str(error), "mixedF16": None}
+    return {"runs": True, "problem": "", "mixedF16": None}
 
 
 def _chosen() -> int | None:
@@ -161,8 +176,7 @@ def report_text(report: dict[str, Any]) -> str:
     lines += ["", "backends:"]
     for name, facts in report["backends"].items():
         if facts["runs"]:
-            f16 = " and mixed-f16" if facts["mixedF16"] else " (no mixed-f16 here)"
-            lines.append(f"  {name}: runs; precision f32{f16}")
+            lines.append(f"  {name}: runs; precision f32{F16_TEXTS[facts['mixedF16']]}")
         else:
             lines.append(f"  {name}: does not run: {facts['problem']}")
     missing = {name: facts["use"] for name, facts in report["extras"].items() if facts["version"] is None}
