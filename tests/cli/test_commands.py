@@ -71,6 +71,12 @@ def test_eval_says_when_the_data_is_another(trained: Path, tmp_path: Path, capsy
     assert "another tokenizer" in capsys.readouterr().err
 
 
+def test_eval_cannot_change_the_model(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", str(trained / "run"), "--set", "model.width=32"]) == 2
+    assert capsys.readouterr().err.startswith("hybrid: model.width = 32: the saved model has 16, ")
+    assert main(["eval", str(trained / "run"), "--set", "model.width=16", "--batches", "1"]) == 0
+
+
 @pytest.mark.parametrize("command", ["sample", "eval"])
 def test_a_run_that_is_not_there_is_an_error(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, str(tmp_path / "nowhere")]) == 1

@@ -8,11 +8,11 @@ from pathlib import Path
 from hybrid.backends.protocol import SessionState, TrainingSession
 from hybrid.checkpoint import finding, loading
 from hybrid.checkpoint.loading import LoadedCheckpoint
-from hybrid.config.loading import load_config
+from hybrid.config.loading import load_config, to_settings
 from hybrid.config.resolve import check
 from hybrid.config.tree import RunConfig
 from hybrid.data.tokenizers import Tokenizer, load_tokenizer
-from hybrid.errors import CheckpointCorrupt
+from hybrid.errors import CheckpointCorrupt, ConfigError
 from hybrid.training.saved_run import check_checkpoint
 from hybrid.training.sessions import Note, Progress, make_session
 
@@ -29,8 +29,9 @@ class SavedModel:
         """path: a run folder (its newest checkpoint) or a checkpoint. Errors: CheckpointNotFound, CheckpointCorrupt,
         ConfigError."""
         loaded = loading.load(finding.resolve(path).path)
-        check_checkpoint(loaded)
+        saved = check_checkpoint(loaded)
         config = load_config(assignments=assignments, flags=flags, base=loaded.manifest.config)
+        _keep_the_model(saved, config)
         check(config)
         return cls(loaded, config)
 
@@ -52,3 +53,13 @@ class SavedModel:
             session.close()
             raise
         return session
+
+
+def _keep_the_model(saved: RunConfig, config: RunConfig) -> None:
+    """ConfigError for a setting of the model that is not the saved one: its weights are what they are."""
+    before, after = to_settings(saved)["model"], to_settings(config)["model"]
+    for name, value in after.items():
+        if value != before[name]:
+            raise ConfigError(
+                f"model.{name} = {value!r}: the saved model has {before[name]!r}, and what was trained cannot be changed"
+            )
