@@ -54,7 +54,7 @@ def size_of(config: RunConfig, vocabulary_size: int = 1) -> Size:
     return Size(
         parameters=count_parameters(model),
         scores=model.heads // max(model.kv_heads, 1) * data.sequence_length**2 * 4,
-        activations=rows * _kept_a_row(model, config.backend.recompute) * item,
+        activations=rows * _kept_a_row(model, config.backend.recompute is True) * item,
         batches=data.batch_size * data.sequence_length * steps_ahead * TOKEN_BYTES,
     )
 

@@ -346,10 +346,13 @@ class BackendSection(Section):
     """Part of the name of the GPU to use. null: the system's choice."""
     device_profile: Literal["adapter", "default"] = "adapter"
     """adapter: use what the GPU offers. default: stay within WebGPU's default limits and features."""
-    recompute: bool = False
-    """Recompute each block in the backward pass: less memory, more time."""
+    recompute: bool | Literal["selective"] = False
+    """Recompute each block in the backward pass: less memory, more time. selective: with torch, all but the products of
+    matrices and attention; elsewhere the same as true."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where torch computes. auto: on CUDA if there is a device, else on the CPU."""
+    compile: bool | None = None
+    """Let torch compile each layer before the first step. null: on CUDA."""
     max_recoveries: Whole = 3
     """How often a lost device is replaced before the run fails."""
 

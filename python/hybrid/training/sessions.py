@@ -44,10 +44,12 @@ def make_session(
 
         return TorchSession(
             model_config(config),
-            **arguments,
+            **{**arguments, "recompute": config.backend.recompute},
             device=config.backend.device,
             numerics=config.precision.numerics,
+            compiled=config.backend.compile,
             training=training,
+            note=note,
         )
     if backend == "reference":
         from hybrid.backends.reference.session import ReferenceSession
@@ -75,7 +77,7 @@ def session_settings(config: RunConfig) -> dict[str, Any]:
         "optimizer": optimizer_settings(config),
         "max_grad_norm": config.optimizer.max_norm or None,
         "loss_scaling": to_settings(config)["lossScaling"],
-        "recompute": config.backend.recompute,
+        "recompute": bool(config.backend.recompute),
     }
 
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from hybrid.models.config import ModelConfig
 from hybrid.models.decoder import Head, Inputs, decoder
@@ -34,10 +34,11 @@ class Leaf(nn.Module):
 class Unit(nn.Module):
     """The parameters of one block, under the names of its dataclass; optional leaves that a model lacks are None.
 
-    recompute: run the block again in the backward pass instead of keeping what it computed.
+    recompute: run the block again in the backward pass instead of keeping what it computed; "selective" keeps the
+    products of matrices and attention, which are most of its work and less than half of its memory.
     """
 
-    recompute: bool = False
+    recompute: bool | str = False
 
     def __init__(self, parameters: Any) -> None:
         super().__init__()
@@ -51,6 +52,26 @@ class Unit(nn.Module):
             result: Result = checkpoint(function, ops, self, *arguments, use_reentrant=False, preserve_rng_state=False)
             return result
         return function(ops, self, *arguments)
+
+
+KEPT = frozenset(
+    {
+        torch.ops.aten.mm.default,
+        torch.ops.aten.addmm.default,
+        torch.ops.aten.bmm.default,
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+        torch.ops.aten._scaled_dot_product_flash_attention.default,
+        torch.ops.aten._scaled_dot_product_efficient_attention.default,
+        torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+    }
+)
+
+
+def _keep_products() -> Any:
+    def choose(context: Any, op: Any, *arguments: Any, **options: Any) -> CheckpointPolicy:
+        return CheckpointPolicy.MUST_SAVE if op in KEPT else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(choose)  # type: ignore[no-untyped-call]
 
 
 class Root(nn.Module):
@@ -69,6 +90,17 @@ class Root(nn.Module):
     def weights(self) -> dict[str, nn.Parameter]:
         """Every parameter once, in the order of `parameter_specs`."""
         return {name: getattr(module, attribute) for name, (module, attribute) in self._places.items()}
+
+    def compile_layers(self) -> None:
+        """Compile each layer when it first runs; layers of equal shape share the code. The head stays as it is: it is
+        chunks of matrix products already."""
+        for layer in self.layers:
+            layer.compile(dynamic=False, fullgraph=True)
+
+    def run_eagerly(self) -> None:
+        """Undo `compile_layers`."""
+        for layer in self.layers:
+            layer._compiled_call_impl = None
 
     def units(self) -> dict[str, Unit]:
         """Every unit once, by the label of its (first) block."""

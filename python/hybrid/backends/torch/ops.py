@@ -217,11 +217,12 @@ class TorchOps(ObjectiveOps):
     # --- shape -------------------------------------------------------------------------------------------------------
 
     def reshape(self, x: Tensor, shape: Sequence[int]) -> Tensor:
-        fits = all(n or i < x.dim() for i, n in enumerate(shape))
-        self._check("reshape", fits, f"{list(shape)} keeps a dimension that x lacks", x)
-        wanted = [n or x.shape[i] for i, n in enumerate(shape)]
-        known = prod(n for n in wanted if n != -1)
-        fits = known * (x.numel() // max(known, 1) if -1 in wanted else 1) == x.numel() and wanted.count(-1) < 2
+        wanted = list(shape)
+        for i, size in enumerate(wanted):
+            self._check("reshape", size != 0 or i < x.dim(), f"{list(shape)} keeps a dimension that x lacks", x)
+            wanted[i] = size or x.shape[i]
+        known = abs(prod(wanted))
+        fits = x.numel() % known == 0 and wanted.count(-1) < 2 and (-1 in wanted or known == x.numel())
         self._check("reshape", fits, f"{list(shape)} does not hold the {x.numel()} elements of x", x)
         return x.reshape(wanted)
 
@@ -232,8 +233,9 @@ class TorchOps(ObjectiveOps):
 
     def concat(self, xs: Sequence[Tensor]) -> Tensor:
         self._check("concat", len(xs) > 0, "there must be something to join")
-        fits = all(x.shape[:-1] == xs[0].shape[:-1] and x.dtype == xs[0].dtype for x in xs)
-        self._check("concat", fits, "arguments must agree in all but the last axis, and in element type", *xs)
+        for x in xs:
+            fits = x.shape[:-1] == xs[0].shape[:-1] and x.dtype == xs[0].dtype
+            self._check("concat", fits, "arguments must agree in all but the last axis, and in element type", *xs)
         return torch.cat(list(xs), dim=-1)
 
     def gather_rows(self, x: Tensor, index: Tensor) -> Tensor:

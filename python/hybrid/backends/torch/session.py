@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import platform
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -65,9 +66,11 @@ class TorchSession:
     precision: "f32", "mixed-bf16" or "mixed-f16"; masters, moments, gradients of parameters and norms are f32 in each.
     max_grad_norm: clip the gradient norm to this; None or 0 does not clip. loss_scaling: fields of
     `DynamicLossScaler`. seed: of initial weights and dropout. recompute: run each layer's forward part again in its
-    backward part. device: "auto" (CUDA if there is one), "cpu" or "cuda". numerics: see `numerics`. training: False for
-    a session that only evaluates and samples; otherwise one microbatch of nothing is run through the model at once, so
-    that what does not fit is known before the first step.
+    backward part, or ("selective") all of it but products and attention. device: "auto" (CUDA if there is one), "cpu"
+    or "cuda". numerics: see `numerics`. compiled: whether torch compiles each layer (None: on CUDA); `note` hears why,
+    when it cannot. training: False for a session that only evaluates and samples, eagerly; otherwise one microbatch of
+    nothing is run through the model at once, so that compiling is over, and what does not fit is known, before the
+    first step.
     """
 
     def __init__(
@@ -81,10 +84,12 @@ class TorchSession:
         max_grad_norm: float | None = None,
         loss_scaling: dict[str, Any] | None = None,
         seed: int = 1337,
-        recompute: bool = False,
+        recompute: bool | str = False,
         device: str = "auto",
         numerics: str = "exact",
+        compiled: bool | None = None,
         training: bool = True,
+        note: Callable[[str], None] = lambda text: None,
     ) -> None:
         if precision not in PRECISIONS:
             raise ConfigError(unknown_name("precision of the torch backend", precision, PRECISIONS))
@@ -98,13 +103,15 @@ class TorchSession:
         self._loss_scaling = loss_scaling
         trace = training_graph(model, batch_size, sequence_length)  # checks every shape, too
         self._ops = TorchOps(PRECISIONS[precision], self.device, seed=seed, sites=dropout_sites(trace))
+        if model.positions == "rope":
+            self._ops.rope_rows(model.context_length, model.head_width, model.rope_base)  # not inside compiled code
         specs = parameter_specs(model)
         self._shapes = {spec.name: spec.shape for spec in specs}
         with _limits("weights, gradients and moments"):
             values = {name: self._upload(array) for name, array in initial_values(model, seed).items()}
             self._root = make_root(model, values)
             for label, unit in self._root.units().items():
-                unit.recompute = recompute and label.startswith("layers.")
+                unit.recompute = recompute if label.startswith("layers.") else False
             self._updater = Updater(
                 self._root.weights(),
                 parameter_groups(specs),
@@ -117,15 +124,39 @@ class TorchSession:
         self._under_way: deque[_Finished] = deque()
         self._runs = self._readbacks = 0
         self._activation_bytes = 0
+        self.mode = "eager"
         if training:
+            if compiled if compiled is not None else self.device.type == "cuda":
+                self._compile(note)
             self._warm_up()
 
+    def _compile(self, note: Callable[[str], None]) -> None:
+        """Compile the layers; back to eager where that fails."""
+        self._root.compile_layers()
+        try:
+            self._warm_up()
+            self.mode = "compiled"
+        except LimitExceeded:
+            raise
+        except Exception as error:  # whatever a compiler dies of, the model runs without it
+            self._root.run_eagerly()
+            self._info = None
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            note(f"torch cannot compile this model here, training goes on without: {reason}")
+
     def _warm_up(self) -> None:
-        """Forward and backward of a microbatch; leaves no trace."""
-        zeros, ones = np.zeros(self.shape, np.uint32), np.ones(self.shape, np.uint32)
-        batch = Batch(zeros, zeros, zeros, ones, np.arange(self.shape[0], dtype=np.uint32))
-        self.begin(StepInfo(1, batch.target_tokens, 1))
-        self.accumulate(batch)
+        """Forward and backward of a microbatch whose rows are one segment, and if it can be of one whose rows are two:
+        attention differs. Leaves no trace."""
+        zeros, segments = np.zeros(self.shape, np.uint32), np.ones(self.shape, np.uint32)
+        rows = np.arange(self.shape[0], dtype=np.uint32)
+        batches = [Batch(zeros, zeros, zeros, segments, rows)]
+        if self.shape[1] > 1:
+            packed = segments.copy()
+            packed[:, -1] = 2
+            batches.append(Batch(zeros, zeros, zeros, packed, rows))
+        self.begin(StepInfo(1, zeros.size, len(batches)))
+        for batch in batches:
+            self.accumulate(batch)
         self._updater.clear()
         self._info = None
         self._runs = 0
@@ -243,7 +274,8 @@ class TorchSession:
         with torch.no_grad(), _limits("activations"):
             inputs = self._inputs(batch, torch.zeros(1, device=self.device), training=False)
             _, nll = self._root(self._ops, inputs, self.model, cross_entropy)
-            return Evaluation(nll.double().sum().item(), batch.target_tokens)
+            total = nll.double().sum().item()
+            return Evaluation(total, batch.target_tokens, overflow=not isfinite(total))
 
     def generate(self, prompt: list[int], options: GenerateOptions) -> Iterator[int]:
         """See `backends.sampling.generate`. The weights are those of the moment each token is asked for."""
@@ -307,7 +339,8 @@ class TorchSession:
             "adapter": f"torch {torch.__version__} on {name}",
             "device": self.device.type,
             "precision": self.precision,
-            "kernel_path": f"torch-{self.device.type}-{self.precision}",
+            "mode": self.mode,
+            "kernel_path": f"torch-{self.device.type}-{self.precision}-{self.mode}",
             "numerics": self.numerics.to_dict(),
             "threads": torch.get_num_threads(),
         }
@@ -317,7 +350,7 @@ class TorchSession:
 
     def memory(self) -> dict[str, int]:
         """Bytes by arena. `activations`: on CUDA, the most that was ever allocated beside the others; on a CPU, what
-        one microbatch keeps for its backward part."""
+        one microbatch keeps for its backward part (without the products that selective recomputing keeps)."""
         weights = sum(weight.nbytes for weight in self._root.weights().values())
         arenas = {"params": weights, "grads": weights, "moment1": weights, "moment2": weights}
         if self.device.type == "cuda":

@@ -137,7 +137,7 @@ def open_session(arguments: argparse.Namespace, **options: Any) -> Any:
             optimizer=optimizer_settings(config),
             max_grad_norm=config.optimizer.max_norm or None,
             loss_scaling=to_settings(config)["lossScaling"],
-            recompute=config.backend.recompute,
+            recompute=bool(config.backend.recompute),
             adapter=config.backend.adapter,
             metrics_interval=10,
             progress=progress,
