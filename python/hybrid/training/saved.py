@@ -61,5 +61,5 @@ def _keep_the_model(saved: RunConfig, config: RunConfig) -> None:
     for name, value in after.items():
         if value != before[name]:
             raise ConfigError(
-                f"model.{name} = {value!r}: the saved model has {before[name]!r}, and what was trained cannot be changed"
+                f"model.{name} = {value!r}: the saved model has {before[name]!r}, and its weights fit no other"
             )
