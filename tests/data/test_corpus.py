@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -201,3 +202,10 @@ class TestOpenSource:
     def test_stdlib_stands_alone(self) -> None:
         with pytest.raises(ConfigError, match="stdlib stands alone"):
             open_source(["stdlib", "a.txt"])
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no named pipes in folders")
+def test_a_pipe_is_there_but_no_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(DataContractError, match="pipe: neither a file nor a folder"):
+        TextFiles((str(tmp_path / "pipe"),)).files()

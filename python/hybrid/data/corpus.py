@@ -95,9 +95,9 @@ class TextFiles:
                 names = sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207 (Path.glob takes no absolute pattern)
                 matches = [Path(name) for name in names if Path(name).is_file()]
             else:
+                problem = "neither a file nor a folder" if path.exists() else "there is no such file or folder"
                 raise DataContractError(
-                    f"{given}: there is no such file or folder; data.source takes text files, folders and patterns "
-                    "such as 'folder/**/*.txt'"
+                    f"{given}: {problem}; data.source takes text files, folders and patterns such as 'folder/**/*.txt'"
                 )
             if not matches:
                 raise DataContractError(f"{given}: no file found there")
