@@ -5,10 +5,12 @@
 import { prepareData } from "../runtime/data/prepare.js";
 import { ConfigError } from "../runtime/errors.js";
 import { HttpFolder } from "../runtime/folders/http.js";
+import { Control } from "../runtime/runner/control.js";
 import { readJob } from "../runtime/runner/job.js";
 import { LaunchServer } from "../runtime/runner/launch_server.js";
 import { errorFacts } from "../runtime/runner/outcome.js";
 import { LaunchRunPlace } from "../runtime/runner/place_launch.js";
+import { setUpProgress } from "../runtime/runner/set_up.js";
 import { TrainingRunner } from "../runtime/runner/training_runner.js";
 import { sessionOpener } from "./open_session.js";
 
@@ -17,6 +19,7 @@ import { sessionOpener } from "./open_session.js";
 /** An event, for the page. @typedef {{kind: string, facts: Facts}} FromWorker */
 /** @typedef {{ask: "pause" | "resume" | "stop"}} ToWorker */
 
+const seconds = () => performance.now() / 1000;
 /** @type {TrainingRunner | null} */
 let runner = null;
 /** @type {string | null} */
@@ -53,9 +56,10 @@ async function train(server) {
   const place = new WatchedRunPlace(server, job);
   try {
     place.event("phase", { phase: "data" });
-    const data = await prepareData(new HttpFolder(new URL("data/", server.base)), job.config.data, {
-      progress: (stage, done, total) => show("progress", { stage, done, total }),
-    });
+    const control = new Control(() => place.stop(), job.config.run.maxHours, seconds);
+    const progress = setUpProgress(place, seconds, () => control.check());
+    const store = new HttpFolder(new URL("data/", server.base), { name: "the token store" });
+    const data = await prepareData(store, job.config.data, { progress });
     runner = new TrainingRunner({ job, place, data, openSession: sessionOpener(server) });
     await runner.run();
   } catch (error) {

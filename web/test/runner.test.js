@@ -4,6 +4,7 @@ import assert from "node:assert/strict";
 import { describe, test } from "node:test";
 
 import { validateEntry } from "../runtime/contracts/metrics.js";
+import { NoAdapter } from "../runtime/device.js";
 import { MemoryDirectory } from "../runtime/folders/memory.js";
 import { microRun, of, recordOf, rowsOf, saved } from "./support/micro.js";
 
@@ -438,6 +439,18 @@ describe("a lost device", () => {
     const report = await microRun({ config: { run: { steps: 15 } }, session: { lost: losing([["apply", 14]]) } });
     assert.deepEqual(steps(of(report, "run")), [0, 10]);
     assert.deepEqual(steps(await rowsOf(report.folder, "metrics.discarded.jsonl")), [11, 12, 13]);
+  });
+
+  test("is replaced once there is an adapter again", async () => {
+    let opened = 0;
+    const open = () => {
+      if (++opened === 2) throw new NoAdapter("the GPU process has crashed");
+    };
+    const { outcome } = await microRun({ session: { lost: losing([["apply", 7]]), open } });
+    assert.equal(outcome?.status, "finished");
+    assert.equal(opened, 3);
+    const none = await microRun({ session: { open: () => Promise.reject(new NoAdapter("there is none")) } });
+    assert.equal(none.error?.name, "NoAdapter", "at the start, it is said at once");
   });
 
   test("is replaced a bounded number of times", async () => {

@@ -11,7 +11,9 @@ import { restoreCheckpoint } from "../checkpoint/loading.js";
 import { CONFIG_FILE } from "../checkpoint/manifest.js";
 import { isoTime } from "../contracts/values.js";
 import { BatchPlan, DataLoader } from "../data/loader.js";
+import { NoAdapter } from "../device.js";
 import { AlertRaised, ConfigError, DataContractError, DeviceLost, describe, NonFiniteError } from "../errors.js";
+import { runFacts, runRecord } from "./announce.js";
 import { Control } from "./control.js";
 import { Entries } from "./entries.js";
 import { evaluate, sample } from "./evaluation.js";
@@ -20,6 +22,7 @@ import { applyOptions } from "./options.js";
 import { alerted, alreadyFinished, ended, errorFacts, lacksItsEnd, statusOf } from "./outcome.js";
 import { agree, checkModel, findStart } from "./resume.js";
 import { Saver } from "./saving.js";
+import { setUpProgress } from "./set_up.js";
 
 /** @import { Batch } from "../batch.js" */
 /** @import { Entry } from "../contracts/metrics.js" */
@@ -52,6 +55,9 @@ import { Saver } from "./saving.js";
  * @property {() => number} [clock] monotonic seconds
  * @property {() => number} [now] milliseconds since 1970
  */
+
+const ADAPTER_ATTEMPTS = 5;
+const ADAPTER_PAUSE_MS = 500;
 
 /**
  * A run that could begin. audits: accepted changes, for its record.
@@ -329,7 +335,7 @@ class Trainer {
       if (this.saver.saved) start = await findStart(place);
     } else await place.checkpoints.clean();
     place.event("phase", { phase: "warm-up" });
-    const session = await prepared.openSession(prepared.job, this.#setUpProgress());
+    const session = await this.#newSession();
     this.#session = session;
     if (start) {
       const { folder, manifest } = start;
@@ -348,6 +354,20 @@ class Trainer {
     this.#entries = this.#newEntries(start?.manifest.session ?? {});
     await this.#announce(session, start);
     return session;
+  }
+
+  /** On a device of its own. A browser whose GPU process has crashed has no adapter until there is a new one. */
+  async #newSession() {
+    const { place, prepared, control } = this;
+    const progress = setUpProgress(place, prepared.clock, () => control.check());
+    for (let attempt = this.#recoveries ? 1 : ADAPTER_ATTEMPTS; ; attempt++) {
+      try {
+        return await prepared.openSession(prepared.job, progress);
+      } catch (error) {
+        if (!(error instanceof NoAdapter) || attempt === ADAPTER_ATTEMPTS) throw error;
+        await new Promise((done) => setTimeout(done, ADAPTER_PAUSE_MS));
+      }
+    }
   }
 
   /** @param {DeviceLost} error */
@@ -500,59 +520,16 @@ class Trainer {
    */
   async #announce(session, start) {
     const { job, data } = this.prepared;
-    const { config, runId, steps, fingerprints, hashes, parameters, provenance } = job;
-    const { optimizerHash: _, ...identity } = hashes;
-    const { name } = config.run;
     const resumedFrom = start && {
       path: this.#path(start.name),
       checkpointHash: start.manifest.checkpointHash,
       step: start.manifest.progress.step,
     };
-    await this.#record({
-      status: "running",
-      message: "",
-      runId,
-      name,
-      steps,
-      resumedFrom,
-      config,
-      fingerprints,
-      hashes: identity,
-      parameters,
-      backend: this.#describe,
-      environment: this.#entries.environment,
-      provenance,
-    });
-    this.place.event("run", {
-      name,
-      runId,
-      runDir: this.place.location,
-      step: this.step,
-      steps,
-      backend: this.#describe.backend,
-      adapter: this.#describe.gpuAdapter?.name ?? null,
-      precision: config.precision.type,
-      parameters,
-      trainTokens: data.train.ledger.kept,
-      tokensPerStep: config.data.batchSize * config.data.sequenceLength,
-      memory: session.memory(),
-      resumedFrom,
-    });
+    const { environment } = this.#entries;
+    await this.#record({ ...runRecord(job, resumedFrom), backend: this.#describe, environment });
+    const where = { runDir: this.place.location, step: this.step, trainTokens: data.train.ledger.kept };
+    this.place.event("run", runFacts(job, resumedFrom, session, where));
     this.place.event("phase", { phase: "train" });
-  }
-
-  /** Tells how far the set-up of a device is, ten times a second at most and once for each new stage. */
-  #setUpProgress() {
-    let last = Number.NEGATIVE_INFINITY;
-    let shown = "";
-    return (/** @type {string} */ stage, /** @type {number} */ done, /** @type {number | null} */ total) => {
-      const now = this.prepared.clock();
-      if (now - last >= 0.1 || stage !== shown) {
-        [last, shown] = [now, stage];
-        this.place.event("progress", { stage, done, total });
-      }
-      this.control.check();
-    };
   }
 
   /** @param {string} checkpoint */

@@ -21,12 +21,13 @@ const SHAPES = {
 
 /**
  * lost: asked before each call that talks to the device; the first yes loses it. result: changes what a step reports. late:
- * steps after which results arrive.
+ * steps after which results arrive. open: called before a session is made; may throw.
  *
  * @typedef {object} FakeOptions
  * @property {(call: string, step: number) => boolean} [lost]
  * @property {(result: StepResult) => Partial<StepResult>} [result]
  * @property {number} [late]
+ * @property {() => unknown} [open]
  */
 
 /** Its state is the number of applied steps, in every weight. */

@@ -169,6 +169,7 @@ export async function microRun({ folder = new MemoryDirectory("run"), config = {
     }),
     openSession: async (_, progress) => {
       progress("compiling kernels", 0, 3);
+      await rest.session?.open?.();
       return /** @type {any} */ (new FakeSession(clock, report.calls, rest.session));
     },
     clock: () => clock.seconds,
