@@ -76,6 +76,9 @@ def test_loss_scaling_is_on_in_mixed_precision_unless_said_otherwise() -> None:
         (["data.tokenizer.path=t.json"], "expected data.tokenizer.type = 'bpe'"),
         (["data.samples.stride=65"], "expected at most data.sequenceLength"),
         (["data.samples.stride=1", "data.samples.mode=packed"], "only with data.samples.mode = 'windows'"),
+        (["model.heads=8", "model.kvHeads=3"], "model.kvHeads is 3: it must divide model.heads"),
+        (["model.headWidth=3"], "model.headWidth is 3: rotary positions turn pairs"),
+        (["model.schedule=[0, 1]"], "model.schedule never runs"),
         (["telemetry.alerts.failOnAlert=true"], "expected telemetry.alerts.enabled = true"),
     ],
 )

@@ -51,6 +51,7 @@ def check(config: RunConfig) -> None:
     alerts = config.telemetry.alerts
     if alerts.fail_on_alert and not alerts.enabled:
         raise ConfigError("telemetry.alerts.failOnAlert = true: expected telemetry.alerts.enabled = true as well")
+    _check_model(_update(config, model=resolved_model(config, vocabulary_size=1)))
 
 
 def resolve(config: RunConfig, vocabulary_size: int, train_samples: int, begun: RunConfig | None = None) -> RunConfig:
@@ -78,10 +79,7 @@ def resolve(config: RunConfig, vocabulary_size: int, train_samples: int, begun: 
             ),
         }
     )
-    try:
-        model_config(resolved).validate()
-    except ConfigError as error:
-        raise ConfigError(_file_keys(str(error))) from None
+    _check_model(resolved)
     return resolved
 
 
@@ -110,6 +108,13 @@ def optimizer_settings(config: RunConfig) -> OptimizerSettings:
     settings = to_settings(config)
     optimizer = {key: value for key, value in settings["optimizer"].items() if key != "maxNorm"}
     return OptimizerSettings.from_dict({**optimizer, "scheduler": {"enabled": True, **settings["schedule"]}})
+
+
+def _check_model(config: RunConfig) -> None:
+    try:
+        model_config(config).validate()
+    except ConfigError as error:
+        raise ConfigError(_file_keys(str(error))) from None
 
 
 def _file_keys(message: str) -> str:
