@@ -14,6 +14,7 @@ from hybrid.bridge.launch import dry_run_in_browser, train_in_browser
 from hybrid.bridge.launch.tab_errors import TabFailed
 from hybrid.bridge.launch.watch import TabLost
 from hybrid.checkpoint import finding
+from hybrid.checkpoint.archive import pack
 from hybrid.checkpoint.loading import read_manifest
 from hybrid.errors import (
     AlertRaised,
@@ -94,7 +95,13 @@ def test_a_run_goes_on_across_the_border(tmp_path: Path, recording: Path, first:
     assert run_file(tmp_path)["resumedFrom"]["step"] == 10
 
 
-def test_a_branch_begins_from_a_checkpoint_that_lies_elsewhere(tmp_path: Path, recording: Path) -> None:
+@pytest.mark.parametrize("form", ["folder", "archive"])
+def test_a_branch_begins_from_a_checkpoint_that_lies_elsewhere(tmp_path: Path, recording: Path, form: str) -> None:
+    folder = recording / "checkpoints" / "step-00000010"
+    resume = folder
+    if form == "archive":
+        resume = tmp_path / "ten.hybrid"
+        pack(folder, resume)
     seen: dict[str, Any] = {}
 
     def script(tab: Tab) -> None:
@@ -105,10 +112,24 @@ def test_a_branch_begins_from_a_checkpoint_that_lies_elsewhere(tmp_path: Path, r
         tab.ask("GET", "checkpoints/step-00000010/checkpoint.json", 404)
         tab.train()
 
-    train_in_tab(tmp_path, recording, script, resume=recording / "checkpoints" / "step-00000010")
+    train_in_tab(tmp_path, recording, script, resume=resume)
     assert seen["resume"]["name"] == "resumed" and seen["resume"]["step"] == 10
-    assert seen["manifest"] == (recording / "checkpoints" / "step-00000010" / "checkpoint.json").read_bytes()
+    assert seen["manifest"] == (folder / "checkpoint.json").read_bytes()
     assert steps_saved(tmp_path) == [15, 20]
+
+
+def test_a_checkpoint_that_lost_its_name_for_a_moment_has_it_back(tmp_path: Path, recording: Path) -> None:
+    train_in_tab(tmp_path, recording, Tab.train, "run.steps=10")
+    folder = tmp_path / "run" / "checkpoints"
+    (folder / "step-00000010").rename(folder / ".replaced-step-00000010-1-a-1")
+
+    def script(tab: Tab) -> None:
+        tab.claim()
+        assert tab.job["resume"]["name"] == "step-00000010"
+        tab.ask("GET", "checkpoints/step-00000010/checkpoint.json")
+        tab.train()
+
+    assert train_in_tab(tmp_path, recording, script).status == "finished"
 
 
 def test_a_finished_run_opens_no_browser(tmp_path: Path, recording: Path) -> None:

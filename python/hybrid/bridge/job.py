@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from hybrid.checkpoint.finding import replaced_step, step_folder_name
 from hybrid.checkpoint.store import CheckpointStore, small_files
 from hybrid.config.resolve import model_config
 from hybrid.config.tree import RunConfig
@@ -70,12 +71,13 @@ def last_sequence(store: CheckpointStore) -> int:
     return max((status.ref.sequence for status in store.list() if status.ref is not None), default=0)
 
 
-def is_own(start: Start, run_dir: Path) -> bool:
-    """Whether `start` is one of the checkpoints that the run folder keeps, and not one from elsewhere."""
-    if start.ref is None:
-        return False
-    folder = CheckpointStore(run_dir).folder
-    return start.ref.path.resolve().parent == folder.resolve()
+def name_of_start(start: Start, run_dir: Path) -> str:
+    """What the checkpoint to go on from is called here: its step, if it is one of those that the run folder keeps."""
+    assert start.ref is not None
+    path, name = start.ref.path.resolve(), step_folder_name(start.ref.step)
+    # One that was renamed for its successor gets its name back when the run begins.
+    own = path.parent == CheckpointStore(run_dir).folder.resolve() and name in (path.name, replaced_step(path))
+    return name if own else FOREIGN
 
 
 def _resume(start: Start, run_dir: Path) -> dict[str, Any] | None:
@@ -85,5 +87,5 @@ def _resume(start: Start, run_dir: Path) -> dict[str, Any] | None:
         "step": start.ref.step,
         "checkpointHash": start.ref.checkpoint_hash,
         "sequence": start.ref.sequence,
-        "name": start.ref.path.name if is_own(start, run_dir) else FOREIGN,
+        "name": name_of_start(start, run_dir),
     }

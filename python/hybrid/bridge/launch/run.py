@@ -6,17 +6,18 @@ checkpoints that come in.
 
 from __future__ import annotations
 
+import re
 import secrets
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from hybrid.bridge.job import FOREIGN, build_job, checkpoint_files, is_own, last_sequence, plan_settings
+from hybrid.bridge.job import FOREIGN, build_job, checkpoint_files, last_sequence, name_of_start, plan_settings
 from hybrid.bridge.server.uploads import Uploads
 from hybrid.checkpoint.digests import digest_bytes
 from hybrid.checkpoint.finding import CheckpointRef, step_folder_name
 from hybrid.checkpoint.loading import LoadedCheckpoint
-from hybrid.checkpoint.manifest import MODEL_FILE, OPTIMIZER_FILE
+from hybrid.checkpoint.manifest import MANIFEST_NAME, MODEL_FILE, OPTIMIZER_FILE
 from hybrid.checkpoint.store import CheckpointStore
 from hybrid.contracts.javascript import iso_time
 from hybrid.contracts.metrics import validate_entry
@@ -43,6 +44,8 @@ from hybrid.training.view import printable
 RUNTIME = "browser"
 RECORDED = ("backend", "environment", "provenance", "step")  # what the tab knows better
 BYTES_BESIDE_TENSORS = 64 * 1024 * 1024  # headers, tokenizer and settings of a checkpoint
+
+_STEP = re.compile(r"step-[0-9]{8,15}\Z")
 
 
 class TabRun:
@@ -116,12 +119,10 @@ class TabRun:
     def checkpoint_folder(self, name: str) -> Path | None:
         """Where the files of a checkpoint lie that a tab may read; None if there is none of that name."""
         ref = self.start.ref
-        if ref is not None and not is_own(self.start, self.run_dir) and name == FOREIGN:
+        if ref is not None and name == FOREIGN and name_of_start(self.start, self.run_dir) == FOREIGN:
             return ref.path
-        for status in self.store.list():
-            if status.ref is not None and status.path.name == name:
-                return status.path
-        return None
+        folder = self.store.folder / name
+        return folder if _STEP.match(name) and (folder / MANIFEST_NAME).is_file() else None
 
     # --- what the tab reports
 
