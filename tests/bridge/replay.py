@@ -82,6 +82,7 @@ class Tab:
 
     def begin(self) -> None:
         """What a runner reports before its first step."""
+        self.report(*({"kind": "phase", "phase": phase} for phase in ("data", "warm-up")))
         self.report(*[{"kind": "cut", "file": name, "step": self.begun_at} for name in ("metrics", "validation")])
         self.report(
             {"kind": "record", "facts": {"backend": {"backend": "browser"}, "environment": {"runtime": "browser"},
