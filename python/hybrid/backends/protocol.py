@@ -60,8 +60,10 @@ class StepResult:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Sum over sum: add `loss_sum` and `target_tokens` over batches, divide once. overflow: a weight or an f16 store did
-    not fit, so the loss is not that of the model."""
+    """Sum over sum: add `loss_sum` and `target_tokens` over batches, divide once.
+
+    overflow: a weight or an f16 store did not fit, so the loss is not that of the model.
+    """
 
     loss_sum: float
     target_tokens: int
