@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from browser.harness import Chromium
 from hybrid.bridge.launch import train_in_browser
 from hybrid.bridge.launch.browser import HeadlessChromium
 from hybrid.bridge.launch.watch import TabLost
@@ -28,6 +30,7 @@ from hybrid.resources import resource
 from hybrid.training.metrics_log import read_rows
 from hybrid.training.outcome import Outcome
 from hybrid.training.parity.contract import CONTRACT
+from hybrid.training.signals import StopFlag
 from hybrid.training.start import Request, Services
 from training import micro
 
@@ -248,3 +251,59 @@ def test_a_browser_without_an_adapter_says_what_to_do(tmp_path: Path, monkeypatc
 def test_half_precision_that_the_adapter_lacks_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(HybridError, match="shader-f16"):
         in_a_tab(tmp_path, "run.steps=2", "precision.type=mixed-f16")
+
+
+class Shown:
+    """The launched page in the tests' own browser."""
+
+    is_ours = False
+
+    def __init__(self, chromium: Chromium) -> None:
+        self._chromium = chromium
+        self._pages: list[Any] = []
+
+    def __call__(self, url: str) -> Shown:
+        self.url = url
+        self.show()
+        return self
+
+    def show(self) -> Any:
+        """The page once more, in a browser profile of its own."""
+        self._pages.append(self._chromium.run(lambda: self._chromium.browser.new_context().new_page()))
+        self._chromium.run(lambda: self._pages[-1].goto(self.url))
+        return self._pages[-1]
+
+    def problem(self) -> str | None:
+        return None
+
+    def says(self) -> str:
+        return ""
+
+    def close(self) -> None:
+        for page in self._pages:
+            self._chromium.run(page.context.close)
+
+
+def test_a_second_tab_says_that_the_run_is_open_and_leaves_it_alone(tmp_path: Path, chromium: Chromium) -> None:
+    stop, begun, shown = StopFlag(), threading.Event(), Shown(chromium)
+    texts: list[str] = []
+
+    def second() -> None:
+        try:
+            assert begun.wait(60)
+            page = shown.show()
+            chromium.run(lambda: page.wait_for_selector("#status.error", timeout=60_000))
+            texts.append(chromium.run(lambda: page.inner_text("#status")))
+        finally:
+            stop.request("seen")
+
+    watcher = threading.Thread(target=second)
+    watcher.start()
+    view = micro.Recorder(lambda kind, facts: begun.set() if kind == "step" else None)
+    config = micro.micro_config(tmp_path, *SETTINGS, "backend.name=browser", "run.steps=1000000", "evaluation.every=0")
+    services = Services(view=view, stop=stop)
+    outcome = train_in_browser(Request(config, tmp_path / "run"), services, opener=shown)
+    watcher.join()
+    assert texts == ["ConfigError: this run is already open in another tab: close that one, or this one"]
+    assert outcome.status == "stopped" and len(view.of("run")) == 1
+    assert [row["step"] for row in micro.entries(tmp_path)] == list(range(1, outcome.step + 1))
