@@ -16,6 +16,7 @@ from hybrid.checkpoint import archive, finding, loading
 from hybrid.checkpoint.store import CheckpointStore
 from hybrid.checkpoint.zip_entries import read_entries
 from hybrid.errors import CheckpointCorrupt, CheckpointNotFound, HybridError
+from training import micro
 
 
 @pytest.fixture(scope="module")
@@ -140,6 +141,13 @@ def command(folder: Path, *arguments: str) -> Any:
     return done.returncode, done.stdout, done.stderr
 
 
+def test_the_checkpoint_of_a_run_is_verified_in_its_archive(tmp_path: Path) -> None:
+    micro.run(tmp_path, "run.steps=1")
+    assert command(tmp_path, "pack", "run", "run.hybrid")[0] == 0
+    code, out, _ = command(tmp_path, "verify", "run.hybrid")
+    assert code == 0 and "every byte is what was saved, and all of it agrees" in out
+
+
 def test_the_commands_pack_and_unpack(checkpoint: Path, tmp_path: Path) -> None:
     run = str(checkpoint.parent.parent)
     code, out, _ = command(tmp_path, "pack", run)
@@ -148,8 +156,8 @@ def test_the_commands_pack_and_unpack(checkpoint: Path, tmp_path: Path) -> None:
     code, out, _ = command(tmp_path, "unpack", f"{name}.hybrid", "there", "--json")
     assert code == 0 and json.loads(out)["path"] == "there"
     assert contents(tmp_path / "there") == contents(checkpoint)
-    code, out, _ = command(tmp_path, "verify", f"{name}.hybrid")
-    assert code == 0 and "every byte is what was saved" in out
+    code, _, error = command(tmp_path, "verify", f"{name}.hybrid")
+    assert code == 3 and "checkpoint.json: config: " in error, "whole, but no run saved it"
     (tmp_path / "bad.hybrid").write_bytes(b"no archive of a checkpoint")
     code, _, error = command(tmp_path, "unpack", "bad.hybrid")
     assert code == 3 and "bad.hybrid: does not end as an archive" in error
