@@ -344,10 +344,42 @@ def test_a_disk_that_is_full_ends_the_run_with_its_reason(
         train_in_tab(tmp_path, recording, script)
 
 
-def test_tensorboard_is_written_here(tmp_path: Path, recording: Path) -> None:
-    pytest.importorskip("tensorboard")
+def test_tensorboard_is_written_here(tmp_path: Path, recording: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[tuple[str, int]] = []
+
+    class Board:
+        def __init__(self, run_dir: Path) -> None:
+            self.run_dir = run_dir
+
+        def entry(self, row: dict[str, Any], now: float) -> None:
+            written.append(("entry", row["step"]))
+
+        def validation(self, row: dict[str, Any], now: float) -> None:
+            written.append(("validation", row["step"]))
+
+        def close(self) -> None:
+            written.append(("closed", 0))
+
+    monkeypatch.setattr("hybrid.bridge.launch.run.TensorBoard", Board)
     train_in_tab(tmp_path, recording, Tab.train, "telemetry.tensorboard=true")
-    assert list((tmp_path / "run" / "tensorboard").iterdir())
+    expected = {*(("entry", step) for step in range(1, 21)), ("validation", 10), ("validation", 20), ("closed", 0)}
+    assert set(written) == expected and len(written) == len(expected) and written[-1][0] == "closed"
+
+
+def test_what_happens_while_it_ends_does_not_hide_why(
+    tmp_path: Path, recording: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*arguments: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    def script(tab: Tab) -> None:
+        tab.claim()
+        tab.report({"kind": "error", "name": "DeviceLost", "message": "gone"})
+
+    monkeypatch.setattr("hybrid.bridge.launch.run.draw_losses", broken)
+    with pytest.raises(DeviceLost, match="gone") as raised:
+        train_in_tab(tmp_path, recording, script)
+    assert "while ending the run: [Errno 28]" in raised.value.__notes__[0]
 
 
 def test_what_a_tab_cannot_do_is_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -299,6 +299,7 @@ def test_a_report_that_comes_twice_counts_once(here: Here) -> None:
         b'{"sequence": 1, "events": [{"kind": "cut", "file": "run.json", "step": 0}]}',
         b'{"sequence": 1, "events": [{"kind": "cut", "file": "metrics", "step": -1}]}',
         b'{"sequence": 1, "events": [{"kind": "step", "step": 1}]}',
+        b'{"sequence": 1, "events": [{"kind": "record", "facts": {"step": "one"}}]}',
         b'{"sequence": 1, "events": [{"kind": "validation", "row": {"step": 1, "split": "train", "loss": 1, "perplexity": 1, "targetTokens": 1}}]}',  # noqa: E501
         b'{"sequence": 1, "events": [{"kind": "end", "status": "won", "step": 1}]}',
         b'{"sequence": 1, "events": [{"kind": "error", "name": "X", "message": "", "differences": [[1]]}]}',

@@ -132,11 +132,22 @@ class CutEvent(Event):
     step: Step
 
 
+class Recorded(BaseModel):
+    """What a tab knows better than this side; what else it says of the run is left out."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    backend: dict[str, Any] = {}
+    environment: dict[str, Any] = {}
+    provenance: dict[str, Any] | None = None
+    step: Step = 0
+
+
 class RecordEvent(Event):
-    """For run.json. What this side knows better is left out."""
+    """For run.json."""
 
     kind: Literal["record"]
-    record: Annotated[dict[str, Any], Field(alias="facts")]
+    record: Annotated[Recorded, Field(alias="facts")]
 
 
 class EndEvent(Event):

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -42,7 +44,6 @@ from hybrid.training.tensorboard import TensorBoard
 from hybrid.training.view import printable
 
 RUNTIME = "browser"
-RECORDED = ("backend", "environment", "provenance", "step")  # what the tab knows better
 BYTES_BESIDE_TENSORS = 64 * 1024 * 1024  # headers, tokenizer and settings of a checkpoint
 
 _STEP = re.compile(r"step-[0-9]{8,15}\Z")
@@ -95,10 +96,16 @@ class TabRun:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.uploads.clear()
-        for resource in (self.metrics, self.validation, self.board):
-            if resource is not None:
-                resource.close()
-        draw_losses(self.run_dir, self.prepared.config.run.name)
+        closing: list[Callable[[], None]] = [self.metrics.close, self.validation.close]
+        if self.board is not None:
+            closing.append(self.board.close)
+        for close in (*closing, partial(draw_losses, self.run_dir, self.prepared.config.run.name)):
+            try:
+                close()
+            except Exception as late:
+                if error is None:
+                    raise
+                error.add_note(f"while ending the run: {late}")  # what ended it stays in front
 
     # --- what the tab asks for
 
@@ -180,9 +187,7 @@ class TabRun:
             self.services.note(f"moved {cut} metrics rows after step {event.step} to {DISCARDED}")
 
     def _on_record(self, event: Any) -> None:
-        facts = {name: value for name, value in event.record.items() if name in RECORDED}
-        stable_hash(facts)  # a value that JSON cannot carry is found here, and not when half of the file is written
-        self._record(**facts)
+        self._record(**event.record.model_dump(exclude_unset=True))
 
     def _on_end(self, event: Any) -> None:
         if event.status == "alert":
