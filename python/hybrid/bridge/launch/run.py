@@ -99,7 +99,8 @@ class TabRun:
         closing: list[Callable[[], None]] = [self.metrics.close, self.validation.close]
         if self.board is not None:
             closing.append(self.board.close)
-        for close in (*closing, partial(draw_losses, self.run_dir, self.prepared.config.run.name)):
+        closing.append(partial(draw_losses, self.run_dir, self.prepared.config.run.name))
+        for close in closing:
             try:
                 close()
             except Exception as late:
