@@ -188,12 +188,12 @@ def _range(header: str | None, size: int) -> tuple[int, int] | None:
 class BrowserPage:
     """One page of the browser. `messages` collects what it wrote to its console and the errors nobody caught."""
 
-    def __init__(self, chromium: Chromium, address: str) -> None:
+    def __init__(self, chromium: Chromium, address: str, new_context: Callable[[], Any]) -> None:
         self.messages: list[str] = []
         self._chromium = chromium
 
         def open_page() -> Any:
-            page = chromium.browser.new_context().new_page()
+            page = new_context().new_page()
             page.on("console", lambda message: self.messages.append(f"{message.type}: {message.text}"))
             page.on("pageerror", lambda error: self.messages.append(f"uncaught: {error}"))
             page.goto(address)
@@ -258,7 +258,19 @@ class Chromium:
 
     def open(self, server: StaticServer, path: str = "/") -> BrowserPage:
         """A page in a context of its own (no shared storage), once it has loaded `path`."""
-        return BrowserPage(self, server.url + path)
+        return BrowserPage(self, server.url + path, self.browser.new_context)
+
+    def open_with_profile(self, server: StaticServer, profile: Path, *flags: str) -> BrowserPage:
+        """A page of another browser, whose storage lies in the folder `profile`. Contexts without one have their
+        storage in memory, where no quota holds.
+        """
+
+        def new_context() -> Any:
+            return self._driver.chromium.launch_persistent_context(
+                profile, executable_path=find_chromium(), headless=True, args=[*FLAGS, *flags]
+            )
+
+        return BrowserPage(self, server.url, new_context)
 
     def close(self) -> None:
         def stop() -> None:

@@ -5,7 +5,8 @@ import { LimitExceeded } from "../errors.js";
 /** @typedef {Pick<StorageManager, "estimate" | "persist" | "persisted">} Storage */
 
 /**
- * Refuse a save that does not fit, before it begins. Nothing is refused where nothing is known.
+ * Refuse a save that does not fit, before it begins. Nothing is refused where nothing is known; browsers that tell every
+ * site the same large number refuse the writing itself.
  *
  * @param {number} bytes that will be written
  * @param {Storage | undefined} [storage]
