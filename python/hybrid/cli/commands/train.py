@@ -127,10 +127,13 @@ def _resume(text: str) -> Any:
 
 def place_of(path: Path) -> tuple[Path, Any]:
     """(run folder, what to resume) for `--resume PATH` without --run-dir: the run itself where PATH is its newest
-    checkpoint, else a new folder beside it."""
-    from hybrid.checkpoint import finding
+    checkpoint, else a new folder beside it; for an archive a new one among the runs."""
+    from hybrid.checkpoint import archive, finding
+    from hybrid.training.run_files import RUNS
 
     ref = finding.resolve(path)
+    if archive.is_archive(path):
+        return RUNS / f"{path.stem}-from-{ref.step}", path
     # A path such as `.` has no parents that could be named.
     place = ref.path if len(ref.path.parts) > 2 and ".." not in ref.path.parts else ref.path.resolve()
     owner = place.parent.parent
