@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from hybrid.checkpoint import finding
 from hybrid.cli.main import main
 from training.micro import config_file, entries, run_file, state_hash, steps_saved
 
@@ -154,6 +155,18 @@ def test_resume_from_an_older_checkpoint_makes_a_branch(here: Path) -> None:
     assert main(["train", "--resume", "runs/micro/checkpoints/step-00000007", "--steps", "9"]) == 0
     assert steps_saved(here, "runs/micro") == [5, 7, 9], "the newest one goes on in place"
     assert state_hash(here, "runs/micro") == state_hash(here, "runs/micro-from-5")
+
+
+def test_a_packed_checkpoint_goes_on_in_a_run_of_its_own(here: Path) -> None:
+    """To the same state, in a folder that the same command finds again."""
+    assert train("--steps", "8") == 0
+    assert main(["checkpoint", "pack", "runs/micro/checkpoints/step-00000005", "a.hybrid"]) == 0
+    packed = finding.resolve(here / "a.hybrid")
+    for steps in (6, 7, 8):
+        assert main(["train", "--resume", "a.hybrid", "--steps", str(steps)]) == 0
+        assert steps_saved(here, "runs/a-from-5")[-1] == steps
+        assert run_file(here, "runs/a-from-5")["branchedFrom"]["checkpointHash"] == packed.checkpoint_hash
+    assert state_hash(here, "runs/a-from-5") == state_hash(here, "runs/micro")
 
 
 def test_a_dry_run_checks_everything_and_trains_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

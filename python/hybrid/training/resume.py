@@ -23,11 +23,14 @@ from hybrid.training.saved_run import check_manifest
 
 @dataclass(frozen=True)
 class Start:
-    """The checkpoint that a run goes on from; without one it begins at step 0. config: as it was when the run began."""
+    """The checkpoint that a run goes on from; without one it begins at step 0. config: as it was when the run began.
+    branches: whether the checkpoint is of another run folder, or of an archive.
+    """
 
     ref: CheckpointRef | None = None
     manifest: Manifest | None = None
     config: RunConfig | None = None
+    branches: bool = False
 
     @property
     def step(self) -> int:
@@ -58,22 +61,27 @@ def find_start(resume: Literal["auto", "never"] | Path, run_dir: Path, store: Ch
     if ref is None:
         return Start()
     manifest = read_manifest(ref.path)
-    return Start(ref, manifest, check_manifest(ref.path, manifest))
+    config = check_manifest(ref.path, manifest)
+    return Start(ref, manifest, config, branches=not _lies_in(ref, run_dir))
 
 
 def _named(wanted: CheckpointRef, run_dir: Path, store: CheckpointStore) -> CheckpointRef:
     """A checkpoint of another run begins a branch here. Started again, the branch goes on from its own newest
     checkpoint."""
     own = store.latest()
-    if own is None or wanted.path.resolve().is_relative_to(run_dir.resolve()):
+    if own is None or _lies_in(wanted, run_dir):
         return wanted
     facts = read_run_file(run_dir) or {}
-    if (facts.get("resumedFrom") or {}).get("checkpointHash") == wanted.checkpoint_hash:
+    if (facts.get("branchedFrom") or {}).get("checkpointHash") == wanted.checkpoint_hash:
         return own
     raise ConfigError(
         f"{run_dir} already holds checkpoints up to step {own.step} that do not come from {wanted.path}; "
         "choose another --run-dir to branch off"
     )
+
+
+def _lies_in(ref: CheckpointRef, run_dir: Path) -> bool:
+    return ref.path.resolve().is_relative_to(run_dir.resolve())
 
 
 def agree(

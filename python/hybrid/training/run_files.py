@@ -54,7 +54,7 @@ def read_run_file(run_dir: Path) -> Facts | None:
         raise ConfigError(
             f"{path}: version {facts.get('version')!r} is not known; this program reads version {VERSION}"
         )
-    for key in ("config", "resumedFrom"):
+    for key in ("config", "resumedFrom", "branchedFrom"):
         if not isinstance(facts.get(key) or {}, dict):
             raise ConfigError(f"{path}: {key} is {facts[key]!r:.80}, expected an object; restore the file")
     return facts

@@ -223,6 +223,7 @@ def run_facts(prepared: Prepared, run_id: str, start: Start) -> dict[str, Any]:
         "name": prepared.config.run.name,
         "steps": prepared.steps,
         "resumedFrom": start.parent,
+        **({"branchedFrom": start.parent} if start.branches else {}),
         "config": settings_of(prepared),
         "fingerprints": fingerprints,
         "hashes": identity_hashes(fingerprints),
