@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from hybrid.bridge.server.temporary import TemporaryFolder
 from hybrid.errors import ConfigError, HybridError
 
 NAMES = (
@@ -101,7 +102,8 @@ class HeadlessChromium:
 
     def __init__(self, url: str) -> None:
         program = find_chromium()
-        self._profile = Path(tempfile.mkdtemp(prefix="hybrid-chromium-", dir=_short_folder()))
+        self._temporary = TemporaryFolder("hybrid-chromium-", _short_folder())
+        self._profile = self._temporary.path
         self._log = self._profile / "stderr.txt"
         arguments = [program, *flags(), f"--user-data-dir={self._profile}"]
         start = _Spawned if hasattr(os, "posix_spawn") else _Opened
@@ -109,7 +111,7 @@ class HeadlessChromium:
             environment = {**os.environ, "TMPDIR": str(self._profile)}
             self._process: _Process = start(arguments, url, environment, self._log)
         except OSError as error:
-            shutil.rmtree(self._profile, ignore_errors=True)
+            self._temporary.close()
             raise HybridError(f"{program}: cannot be started: {error.strerror or error}") from error
 
     @property
@@ -132,7 +134,7 @@ class HeadlessChromium:
         self._process.end()
         deadline = time.monotonic() + END_SECONDS
         while self._profile.exists() and time.monotonic() < deadline:
-            shutil.rmtree(self._profile, ignore_errors=True)  # its last process may still write
+            self._temporary.close()  # its last process may still write
             time.sleep(0.05)
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 import threading
-from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from hybrid.bridge.server.temporary import TemporaryFolder
 from hybrid.contracts.stable_json import stable_hash
 from hybrid.errors import ConfigError
 from hybrid.plan.compiler import PlanSettings, compile_plan
@@ -53,7 +52,8 @@ class PlanShelf:
     """Compiled plans in a temporary folder, each in a folder named by its hash; the newest few are kept."""
 
     def __init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="hybrid-plans-"))
+        self._temporary = TemporaryFolder("hybrid-plans-")
+        self.folder = self._temporary.path
         self._names: list[str] = []
         self._lock = threading.Lock()
 
@@ -70,4 +70,4 @@ class PlanShelf:
         return name
 
     def close(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self._temporary.close()
