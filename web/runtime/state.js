@@ -53,52 +53,53 @@ export function checkOptimizerStep(step) {
  * @param {Record<string, readonly number[]>} shapes
  */
 function checkTensors(kind, tensors, shapes) {
-  checkShapes(kind, Object.fromEntries(Object.entries(tensors).map(([name, { shape }]) => [name, shape])), shapes);
-  for (const [name, shape] of Object.entries(shapes)) {
-    const { data } = tensors[name];
-    const size = shape.reduce((product, extent) => product * extent, 1);
-    if (!(data instanceof Float32Array) || data.length !== size) {
-      throw wrong(kind, name, Object(data).constructor?.name ?? typeof data, [Object(data).length], shape);
-    }
+  checkNames(kind, tensors, shapes);
+  for (const [name, wanted] of Object.entries(shapes)) {
+    const { shape, data } = tensors[name];
+    const float32 = data instanceof Float32Array;
+    checkShape(kind, name, shape, wanted, float32 ? "float32" : (Object(data).constructor?.name ?? typeof data));
+    checkShape(kind, name, [data.length], [wanted.reduce((product, extent) => product * extent, 1)]);
     checkFinite(kind, name, data);
   }
 }
 
 /**
- * CheckpointCorrupt unless these are all tensors that there should be, no others, and of the right shapes.
+ * CheckpointCorrupt unless these are all tensors that there should be, and no others.
  *
  * @param {string} kind
- * @param {Record<string, readonly number[]>} shapes
- * @param {Record<string, readonly number[]>} expected
+ * @param {Record<string, unknown>} tensors
+ * @param {Record<string, unknown>} expected
  */
-export function checkShapes(kind, shapes, expected) {
+export function checkNames(kind, tensors, expected) {
   const names = Object.keys(expected);
-  const missing = names.filter((name) => !Object.hasOwn(shapes, name));
+  const missing = names.filter((name) => !Object.hasOwn(tensors, name));
   if (missing.length) {
     throw new CheckpointCorrupt(
       `${kind} tensor ${repr(missing[0])} is missing (${missing.length} of ${names.length} are)`,
     );
   }
-  const extra = Object.keys(shapes).filter((name) => !Object.hasOwn(expected, name));
+  const extra = Object.keys(tensors).filter((name) => !Object.hasOwn(expected, name));
   if (extra.length) {
     throw new CheckpointCorrupt(
       `${kind} tensor ${repr(extra[0])} belongs to no parameter of this model (${extra.length} do not)`,
     );
   }
-  for (const name of names) {
-    if (repr(shapes[name]) !== repr(expected[name])) throw wrong(kind, name, "float32", shapes[name], expected[name]);
-  }
 }
 
 /**
+ * CheckpointCorrupt for another shape or type.
+ *
  * @param {string} kind
  * @param {string} name
- * @param {string} dtype
  * @param {readonly number[]} shape
  * @param {readonly number[]} wanted
+ * @param {string} [dtype]
  */
-function wrong(kind, name, dtype, shape, wanted) {
-  return new CheckpointCorrupt(
+export function checkShape(kind, name, shape, wanted, dtype = "float32") {
+  if (dtype === "float32" && shape.length === wanted.length && shape.every((extent, axis) => extent === wanted[axis])) {
+    return;
+  }
+  throw new CheckpointCorrupt(
     `${kind} tensor ${repr(name)} is ${dtype} ${repr([...shape])}: expected float32 ${repr([...wanted])}`,
   );
 }

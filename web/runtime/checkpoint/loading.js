@@ -10,7 +10,7 @@ import { CheckpointCorrupt, CheckpointNotFound } from "../errors.js";
 import { readPieces } from "../folders/folder.js";
 import { decode, openStream } from "../safetensors.js";
 import { Sha256, subtleSha256 } from "../sha256.js";
-import { checkFinite, checkShapes, SLOTS } from "../state.js";
+import { checkFinite, checkNames, checkShape, SLOTS } from "../state.js";
 import {
   CONFIG_FILE,
   MANIFEST_NAME,
@@ -152,9 +152,12 @@ export async function restoreCheckpoint(folder, session, options = {}) {
       { ...options, manifest, whole: false },
       (file, entries) => {
         const [kind, slots] = parts[file];
-        const wanted = slots.flatMap((slot) => Object.entries(shapes).map(([name, shape]) => [slot + name, shape]));
-        const found = entries.map(({ name, shape }) => [name, shape]);
-        checkShapes(kind, Object.fromEntries(found), Object.fromEntries(wanted));
+        /** @type {Record<string, readonly number[]>} */
+        const wanted = Object.fromEntries(
+          slots.flatMap((slot) => Object.entries(shapes).map(([name, shape]) => [slot + name, shape])),
+        );
+        checkNames(kind, Object.fromEntries(entries.map(({ name }) => [name, null])), wanted);
+        for (const { name, shape } of entries) checkShape(kind, name, shape, wanted[name]);
       },
       ({ name }, values, file) => {
         const kind = parts[file][0];
