@@ -26,7 +26,7 @@ def test_a_run_repeats_and_resumes_bit_for_bit_and_describes_itself(tmp_path: Pa
     described = run_file(tmp_path, "straight")["backend"]
     assert (described["backend"], described["device"], described["numerics"]["name"]) == ("torch", "cpu", "exact")
     rows = entries(tmp_path, "straight")
-    assert len(rows) == 10 and rows[-1]["kernel_path"] == "torch-cpu-f32"
+    assert len(rows) == 10 and rows[-1]["kernel_path"] == "torch-cpu-f32-eager"
     assert rows[-1]["forward_ms"] > 0 and rows[-1]["timing_source"] == "device"
 
 

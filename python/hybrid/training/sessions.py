@@ -42,15 +42,7 @@ def make_session(
     if backend == "torch":
         from hybrid.backends.torch.session import TorchSession
 
-        return TorchSession(
-            model_config(config),
-            **{**arguments, "recompute": config.backend.recompute},
-            device=config.backend.device,
-            numerics=config.precision.numerics,
-            compiled=config.backend.compile,
-            training=training,
-            note=note,
-        )
+        return TorchSession(model_config(config), **torch_settings(config), training=training, note=note)
     if backend == "reference":
         from hybrid.backends.reference.session import ReferenceSession
 
@@ -78,6 +70,18 @@ def session_settings(config: RunConfig) -> dict[str, Any]:
         "max_grad_norm": config.optimizer.max_norm or None,
         "loss_scaling": to_settings(config)["lossScaling"],
         "recompute": bool(config.backend.recompute),
+    }
+
+
+def torch_settings(config: RunConfig) -> dict[str, Any]:
+    """The settings of a session of the torch backend."""
+    return {
+        **session_settings(config),
+        "seed": config.run.seed,
+        "recompute": config.backend.recompute,
+        "device": config.backend.device,
+        "numerics": config.precision.numerics,
+        "compiled": config.backend.compile,
     }
 
 

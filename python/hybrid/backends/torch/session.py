@@ -9,15 +9,17 @@ from __future__ import annotations
 import platform
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from hybrid.backends.protocol import Evaluation, GenerateOptions, SessionState, StepInfo, StepResult
 from hybrid.backends.sampling import generate
@@ -27,6 +29,7 @@ from hybrid.backends.torch.decode import DecodeOps
 from hybrid.backends.torch.modules import make_root
 from hybrid.backends.torch.numerics import choose_device, policy
 from hybrid.backends.torch.ops import Microbatch, TorchOps, dropout_sites
+from hybrid.backends.torch.ranks import Ranks
 from hybrid.backends.torch.timing import StepTimes
 from hybrid.backends.torch.update import Updater, step_result
 from hybrid.backends.validate import validate_batch
@@ -70,7 +73,8 @@ class TorchSession:
     or "cuda". numerics: see `numerics`. compiled: whether torch compiles each layer (None: on CUDA); `note` hears why,
     when it cannot. training: False for a session that only evaluates and samples, eagerly; otherwise one microbatch of
     nothing is run through the model at once, so that compiling is over, and what does not fit is known, before the
-    first step.
+    first step. ranks: the processes that train together, each with a session of its own: gradients and losses are
+    those of all of them.
     """
 
     def __init__(
@@ -90,6 +94,7 @@ class TorchSession:
         compiled: bool | None = None,
         training: bool = True,
         note: Callable[[str], None] = lambda text: None,
+        ranks: Ranks | None = None,
     ) -> None:
         if precision not in PRECISIONS:
             raise ConfigError(unknown_name("precision of the torch backend", precision, PRECISIONS))
@@ -125,23 +130,36 @@ class TorchSession:
         self._runs = self._readbacks = 0
         self._activation_bytes = 0
         self.mode = "eager"
+        self.ranks = None
+        self._run: Any = self._root
         if training:
             if compiled if compiled is not None else self.device.type == "cuda":
-                self._compile(note)
+                self._compile(note, ranks)
             self._warm_up()
+        if ranks is not None:
+            self.ranks = ranks
+            with ranks.together("setting up DDP"):
+                self._run = DistributedDataParallel(self._root, gradient_as_bucket_view=True, bucket_cap_mb=100)
+        self.compared = ranks is None  # whether the weights have been seen to be those of the other ranks
 
-    def _compile(self, note: Callable[[str], None]) -> None:
-        """Compile the layers; back to eager where that fails."""
+    def _compile(self, note: Callable[[str], None], ranks: Ranks | None) -> None:
+        """Compile the layers; back to eager, on every rank, where that fails on any."""
         self._root.compile_layers()
+        reason = ""
         try:
             self._warm_up()
             self.mode = "compiled"
         except LimitExceeded:
             raise
         except Exception as error:  # whatever a compiler dies of, the model runs without it
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        if ranks is not None:
+            reasons = ranks.each("compiling", lambda: reason)
+            reason = next((f"{text} (rank {rank})" for rank, text in enumerate(reasons) if text), "")
+        if reason:
+            self.mode = "eager"
             self._root.run_eagerly()
             self._info = None
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             note(f"torch cannot compile this model here, training goes on without: {reason}")
 
     def _warm_up(self) -> None:
@@ -186,25 +204,35 @@ class TorchSession:
         self._sums = torch.zeros(2, dtype=torch.float64, device=self.device)
         self._data_step = torch.tensor([info.data_step], device=self.device)
         self._z_loss = torch.tensor([info.z_loss], dtype=torch.float32, device=self.device)
-        self._seed = (self._updater.step_scale() / info.target_tokens).float()
+        # DDP takes the mean over ranks of what are parts of a sum.
+        ranks = 1 if self.ranks is None else self.ranks.size
+        self._seed = (self._updater.step_scale() * (ranks / info.target_tokens)).float()
 
     def accumulate(self, batch: Batch) -> None:
         info = self._info
         if info is None or self._accumulated == info.microbatches:
             raise RuntimeError("accumulate: more microbatches than `begin` announced, or no `begin`")
         inputs = self._inputs(batch, self._z_loss, training=True)
-        with _limits("activations"), self._counting_activations():
+        last = self._accumulated + 1 == info.microbatches
+        waits = self._run.no_sync() if self.ranks is not None and not last else nullcontext()
+        with _limits("activations"), self._counting_activations(), waits:
             self._times.skip()
-            loss, nll = self._root(self._ops, inputs, self.model, cross_entropy)
+            loss, nll = self._run(self._ops, inputs, self.model, cross_entropy)
             self._times.part("forward")
             loss.backward(self._seed.expand_as(loss))
             self._times.part("backward")
         self._sums += torch.stack([loss.detach().double().sum(), nll.detach().double().sum()])
         self._accumulated += 1
+        if last and self.ranks is not None:
+            dist.all_reduce(self._sums)
+
+    def check(self, batch: Batch) -> None:
+        """DataContractError for a batch that `accumulate` would refuse."""
+        validate_batch(batch, self.model.vocabulary_size, self.model.context_length, self.shape)
 
     def _inputs(self, batch: Batch, z_loss: Tensor, *, training: bool) -> Inputs:
         """The batch on the device, and `ops` told about it."""
-        validate_batch(batch, self.model.vocabulary_size, self.model.context_length, self.shape)
+        self.check(batch)
         ids, positions, segments, targets = (
             self._upload(array.astype(np.int64))
             for array in (batch.ids, batch.positions, batch.segment_ids, batch.targets)
@@ -326,10 +354,28 @@ class TorchSession:
             for own, given in ((self._root.weights(), state.model), (self._updater.moments(), state.optimizer)):
                 for name, tensor in own.items():
                     tensor.copy_(torch.from_numpy(given[name]))
-        self._updater.restore(state.optimizer_step, scaler)
+        self.reset(state.optimizer_step, scaler.state())
+
+    def reset(self, optimizer_step: int, scaler: dict[str, Any]) -> None:
+        """Go on from here, with weights and moments that are, or will be, put into `state_tensors`."""
+        fresh = DynamicLossScaler(self._loss_scaling)
+        if scaler:
+            fresh.restore(scaler)
+        self._updater.restore(optimizer_step, fresh)
         self._updater.clear()
         self._info = None
         self._under_way.clear()
+
+    def state_tensors(self) -> list[Tensor]:
+        """Weights and moments themselves, in one order on every rank."""
+        return [*(weight.detach() for weight in self._root.weights().values()), *self._updater.moments().values()]
+
+    def checksum(self) -> int:
+        """Of the bits of all weights."""
+        total = torch.zeros((), dtype=torch.int64, device=self.device)
+        for weight in self._root.weights().values():
+            total = total * 31 + weight.detach().view(torch.int32).to(torch.int64).sum()
+        return int(total.item()) & (2**64 - 1)
 
     def describe(self) -> dict[str, Any]:
         cuda = self.device.type == "cuda"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -93,6 +94,10 @@ def _ways(backend: str, headless: bool) -> tuple[Callable[..., Outcome], Callabl
     from hybrid.training.dry_run import dry_run
     from hybrid.training.runner import train
 
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:  # started by torchrun
+        from hybrid.training.ranks import train_on_ranks
+
+        return train_on_ranks, dry_run
     return train, dry_run
 
 

@@ -1,0 +1,218 @@
+"""A session over several ranks: rank 0 has it and leads, the others follow.
+
+What rank 0 asks of its session becomes an order, posted in the store that started the ranks, and each rank carries it
+out on a session of its own; DDP adds the gradients up. Microbatches are dealt out in order, so every number of ranks
+sees the same samples. Whoever has fewer than another gets one without targets, which adds exactly nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from hybrid.backends.protocol import Evaluation, GenerateOptions, SessionState, StepInfo, StepResult
+from hybrid.backends.torch.ranks import RankFailed, Ranks
+from hybrid.backends.torch.session import TorchSession
+from hybrid.data.batch import IGNORE, Batch
+from hybrid.models.config import ModelConfig
+from hybrid.optim.settings import OptimizerSettings
+
+ORDER = "hybrid/order"
+FIELDS = ("ids", "targets", "positions", "segment_ids")
+
+
+class LeadingSession:
+    """Implements `backends.protocol.TrainingSession` on rank 0. Evaluation and sampling happen there alone."""
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        orders: Orders,
+        model: ModelConfig,
+        *,
+        optimizer: OptimizerSettings,
+        note: Callable[[str], None] = lambda text: None,
+        **settings: Any,
+    ) -> None:
+        self.ranks = ranks
+        self.orders = orders
+        self._info: StepInfo | None = None
+        self._batches: list[Batch] = []
+        orders.give("open", model.to_dict(), optimizer.to_dict(), settings)
+        self.inner = TorchSession(model, **settings, optimizer=optimizer, ranks=ranks, note=note)
+
+    # --- a step ------------------------------------------------------------------------------------------------------
+
+    def begin(self, info: StepInfo) -> None:
+        if self._info is not None:
+            raise RuntimeError(f"begin: step {self._info.data_step} was not applied")
+        self._info, self._batches = info, []
+
+    def accumulate(self, batch: Batch) -> None:
+        info = self._info
+        if info is None or len(self._batches) == info.microbatches:
+            raise RuntimeError("accumulate: more microbatches than `begin` announced, or no `begin`")
+        self.inner.check(batch)
+        self._batches.append(batch)
+        if len(self._batches) == info.microbatches:
+            share = -(-info.microbatches // self.ranks.size)
+            info = replace(info, microbatches=share)
+            self.orders.give("step", asdict(info))
+            self.inner.begin(info)
+            _step(self.ranks, self.inner, info, self._batches)
+
+    def inspect(self) -> StepResult:
+        return self.inner.inspect()
+
+    def apply(self) -> None:
+        self.orders.give("apply")
+        self.inner.apply()
+        self._info = None
+        _compare_once(self.ranks, self.inner)
+
+    def poll_metrics(self, wait: bool = False) -> list[StepResult]:
+        return self.inner.poll_metrics(wait)
+
+    # --- the rest ----------------------------------------------------------------------------------------------------
+
+    def evaluate(self, batch: Batch) -> Evaluation:
+        self.ranks.check()
+        return self.inner.evaluate(batch)
+
+    def generate(self, prompt: list[int], options: GenerateOptions) -> Iterator[int]:
+        return self.inner.generate(prompt, options)
+
+    def export_state(self) -> SessionState:
+        if self._info is not None:
+            raise RuntimeError(f"export_state: step {self._info.data_step} is under way; apply it first")
+        return self.inner.export_state()
+
+    def import_state(self, state: SessionState) -> None:
+        """Read once, here; the other ranks get the tensors from this one."""
+        self.inner.import_state(state)
+        self._info = None
+        self.orders.give("import", state.optimizer_step, state.scaler)
+        _share_state(self.ranks, self.inner)
+
+    def describe(self) -> dict[str, Any]:
+        return {**self.inner.describe(), "worldSize": self.ranks.size, "parallel": "ddp"}
+
+    def memory(self) -> dict[str, int]:
+        """Of this rank; the others need as much."""
+        return self.inner.memory()
+
+    def counters(self) -> dict[str, int]:
+        return self.inner.counters()
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+class Orders:
+    """What rank 0 tells the others to do, one after the other, as JSON. "end" is the last one; its content is what
+    `follow` gives."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._count = 0
+
+    def give(self, name: str, *content: Any) -> None:
+        self._ranks.check()
+        self._ranks.tell(f"{ORDER}/{self._count}", [name, *content])
+        self._count += 1
+
+    def take(self) -> tuple[str, list[Any]]:
+        name, *content = self._ranks.hear(f"{ORDER}/{self._count}")
+        self._ranks.store.delete_key(f"{ORDER}/{self._count - self._ranks.size}")  # everyone has long heard it
+        self._count += 1
+        return name, content
+
+
+def follow(ranks: Ranks, note: Callable[[str], None] = lambda text: None) -> Any:
+    """On every rank but 0: carry out orders until the last one, and give what it says. RankFailed when a rank fails."""
+    orders = Orders(ranks)
+    session: TorchSession | None = None
+    while True:
+        name, content = orders.take()
+        if name == "end":
+            if session is not None:
+                session.close()
+            return content[0]
+        if name == "open":
+            model, optimizer, settings = content
+            session = TorchSession(
+                ModelConfig.from_dict(model),
+                **settings,
+                optimizer=OptimizerSettings.from_dict(optimizer),
+                ranks=ranks,
+                note=note,
+            )
+            continue
+        assert session is not None, name
+        if name == "step":
+            info = StepInfo(**content[0])
+            session.begin(info)
+            _step(ranks, session, info, None)
+        elif name == "apply":
+            session.apply()
+            session.poll_metrics()
+            _compare_once(ranks, session)
+        elif name == "import":
+            session.reset(*content)
+            _share_state(ranks, session)
+
+
+def _step(ranks: Ranks, session: TorchSession, info: StepInfo, batches: list[Batch] | None) -> None:
+    """Forward and backward of this rank's microbatches; `batches` are all of the step, on rank 0."""
+    with ranks.together(f"step {info.data_step}"):
+        for batch in deal(ranks, session.shape, info.microbatches, batches):
+            session.accumulate(batch)
+
+
+def deal(ranks: Ranks, shape: tuple[int, int], share: int, batches: list[Batch] | None) -> list[Batch]:
+    """Rank 0 hands out `share` microbatches to each rank, in order, filled up with ones that have no targets."""
+    rows, time = shape
+    mine = torch.empty((share, rows, len(FIELDS) * time + 1), dtype=torch.int64)
+    if batches is None:
+        dist.scatter(mine, None, src=0)
+    else:
+        empty = _without_targets(batches[0])
+        full = [*batches, *[empty] * (share * ranks.size - len(batches))]
+        packed = torch.from_numpy(np.stack([_packed(batch) for batch in full]))
+        dist.scatter(mine, list(torch.split(packed, share)), src=0)
+    return [_unpacked(part, time) for part in mine.numpy().astype(np.uint32)]
+
+
+def _without_targets(batch: Batch) -> Batch:
+    return replace(batch, targets=np.full_like(batch.targets, IGNORE))
+
+
+def _packed(batch: Batch) -> Any:
+    return np.concatenate([*(getattr(batch, name) for name in FIELDS), batch.sample_ids[:, None]], 1).astype(np.int64)
+
+
+def _unpacked(rows: Any, time: int) -> Batch:
+    parts = {name: np.ascontiguousarray(rows[:, i * time : (i + 1) * time]) for i, name in enumerate(FIELDS)}
+    return Batch(**parts, sample_ids=np.ascontiguousarray(rows[:, -1]))
+
+
+def _share_state(ranks: Ranks, session: TorchSession) -> None:
+    with ranks.together("sharing the state"):
+        for tensor in session.state_tensors():
+            dist.broadcast(tensor, src=0)
+
+
+def _compare_once(ranks: Ranks, session: TorchSession) -> None:
+    """After the first step of a session: the same bits on every rank, or they are not training one model."""
+    if session.compared:
+        return
+    session.compared = True
+    sums = ranks.each("adding up the weights", session.checksum)
+    if len(set(sums)) > 1:
+        told = ", ".join(f"rank {rank}: {value:016x}" for rank, value in enumerate(sums))
+        raise RankFailed(f"the ranks have different weights after their first step (checksums {told})")

@@ -1,0 +1,155 @@
+"""Training on several ranks, with real processes: the numbers of one rank, and one end for all."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hybrid.checkpoint import finding
+from hybrid.errors import ConfigError
+from hybrid.training.parity.runtimes import torch as torch_runtime
+from hybrid.training.parity.workload import MODELS, Workload
+from hybrid.training.start import Request, Services
+from training.micro import config_file, entries, micro_config, run, run_file, state_hash
+
+pytestmark = pytest.mark.torch
+
+FORKED = Path(__file__).with_name("forked.py")
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(FORKED.parents[1])}
+ENVIRONMENT["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # a rank that waits for an order is no warning
+SECONDS = 30  # in which every rank has ended after an error on one
+
+
+def run_jobs(folder: Path, *jobs: dict[str, Any]) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, str(FORKED), str(folder)],
+        input=json.dumps(jobs), capture_output=True, text=True, env=ENVIRONMENT, timeout=240, check=True,
+    )  # fmt: skip
+    return dict(zip([job["name"] for job in jobs], json.loads(done.stdout), strict=True))
+
+
+def job(scenario: str, size: int, /, name: str = "", **arguments: Any) -> dict[str, Any]:
+    return {"name": name or scenario, "size": size, "scenario": scenario, "arguments": arguments}
+
+
+def test_results_and_errors_of_actions_reach_every_rank(tmp_path: Path) -> None:
+    outcome = run_jobs(tmp_path, job("actions", 3))["actions"]
+    assert outcome["codes"] == [0, 0, 0]
+    told = [json.loads((tmp_path / f"actions.{rank}.json").read_text()) for rank in range(3)]
+    zero = "ZeroDivisionError: integer division or modulo by zero"
+    assert (
+        told[0]
+        == told[1]
+        == told[2]
+        == [
+            {"rank": 0, "n": 3},
+            [0, 1, 4],
+            [True, False],
+            f"reading failed on rank 0: {zero}",
+            f"writing failed on rank 0: {zero}; rank 2: {zero}",
+        ]
+    )
+
+
+def test_any_split_over_ranks_and_microbatches_gives_the_gradients_of_one(tmp_path: Path) -> None:
+    """Four rows as 2 ranks x 2 microbatches of 1, over 3 ranks of which one has but half a share, and
+    as one microbatch that leaves a rank with none. Gradients are read off the first moments; the looped model runs its
+    units twice."""
+    model = "looped"
+    splits = {"2x2x1": (2, 1), "3x2x1": (3, 1), "2x1x4": (2, 4)}
+    jobs = [
+        job("steps", size, name, model=model, count=1, microbatch_size=rows) for name, (size, rows) in splits.items()
+    ]
+    outcomes = run_jobs(tmp_path, *jobs)
+    work = Workload(model, MODELS[model], 1, microbatch_size=4, max_grad_norm=0.0)
+    alone = torch_runtime().train(work)
+    for name, outcome in outcomes.items():
+        assert set(outcome["codes"]) == {0}, outcome["errors"]
+        found = np.load(tmp_path / f"{name}.npz")
+        assert found["losses"][0] == pytest.approx(alone.losses[0], rel=1e-6)
+        moments = [key for key in alone.final.optimizer if key.startswith("moment1/")]
+        ours, theirs = (np.concatenate([s[key].ravel() for key in moments]) for s in (found, alone.final.optimizer))
+        assert np.linalg.norm(ours - theirs) < 1e-6 * np.linalg.norm(theirs), name
+
+
+def test_a_run_goes_on_with_any_number_of_ranks(tmp_path: Path) -> None:
+    """Two ranks, then three, then one, against one rank all the way: the same samples, the same losses."""
+    outcomes = run_jobs(tmp_path, job("train", 2, "elastic", count=4), job("train", 3, "elastic", count=8))
+    assert set(outcomes["elastic"]["codes"]) == {0}, outcomes["elastic"]["errors"]
+    assert run_file(tmp_path, "elastic")["backend"]["worldSize"] == 3
+    settings = ("backend.name=torch", "backend.device=cpu", "data.microbatchSize=1")
+    run(tmp_path, *settings, "run.steps=12", run="elastic")
+    run(tmp_path, *settings, "run.steps=12", run="straight")
+    rows = [entries(tmp_path, name) for name in ("elastic", "straight")]
+    assert [row["step"] for row in rows[0]] == list(range(1, 13))
+    for a, b in zip(*rows, strict=True):
+        assert a["total_loss"] == pytest.approx(b["total_loss"], rel=1e-6)
+        assert a["supervised_token_count"] == b["supervised_token_count"]
+
+
+FAILURES = {
+    "compile": ("_warm_up", 1, 1, "rank 1 failed: RuntimeError: boom"),
+    "step-follower": ("accumulate", 4, 1, "rank 1 failed in step 1: RuntimeError: boom"),
+    "step-leader": ("accumulate", 4, 0, "rank 0 failed in step 1: RuntimeError: boom"),
+    "save": ("export_state", 1, 0, "rank 0 failed: RuntimeError: boom"),
+}
+
+
+def test_an_error_on_one_rank_ends_all_with_the_same_message_soon(tmp_path: Path) -> None:
+    jobs = [
+        job("failing", 2, name, method=method, call=call, rank=rank)
+        for name, (method, call, rank, _) in FAILURES.items()
+    ]
+    outcomes = run_jobs(tmp_path, *jobs)
+    for name, (_, _, _, message) in FAILURES.items():
+        outcome = outcomes[name]
+        assert outcome["codes"] == [1, 1], name
+        assert outcome["errors"] == [f"hybrid: {message}\n"] * 2, name
+        assert outcome["seconds"] < SECONDS, name
+        assert run_file(tmp_path, name)["status"] == "failed"
+
+
+def test_a_stop_signal_to_any_rank_saves_and_ends_all(tmp_path: Path) -> None:
+    outcomes = run_jobs(tmp_path, job("stopped", 2, "first", rank=0), job("stopped", 2, "second", rank=1))
+    for name, outcome in outcomes.items():
+        assert outcome["codes"] == [75, 75], outcome["errors"]
+        facts = run_file(tmp_path, name)
+        assert facts["status"] == "stopped"
+        assert finding.resolve(tmp_path / name).step == facts["step"] >= 3
+    assert "SIGTERM received on rank 1" in run_file(tmp_path, "second")["message"]
+
+
+def test_ranks_whose_weights_differ_after_the_first_step_are_stopped(tmp_path: Path) -> None:
+    outcome = run_jobs(tmp_path, job("differing", 2))["differing"]
+    assert outcome["codes"] == [1, 1] and outcome["errors"][0] == outcome["errors"][1]
+    assert "the ranks have different weights after their first step (checksums rank 0: " in outcome["errors"][0]
+    assert outcome["seconds"] < SECONDS
+
+
+def test_torchrun_trains(tmp_path: Path) -> None:
+    """The launcher itself. Only rank 0 speaks."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    words = ["-m", "hybrid", "train", str(config_file(tmp_path)), "--steps", "3", "--json", "--backend", "torch"]
+    words += ["--run-dir", str(tmp_path / "one"), "--set", "backend.device=cpu"]
+    done = subprocess.run(
+        [*torchrun, *words], capture_output=True, text=True, env=ENVIRONMENT, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert [json.loads(line)["event"] for line in done.stdout.splitlines()].count("end") == 1
+    assert run_file(tmp_path, "one")["status"] == "finished"
+    assert len(state_hash(tmp_path, "one")) == 64
+
+
+def test_other_backends_train_in_one_process_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hybrid.training.ranks import train_on_ranks
+
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match=r"backend\.name = 'reference': .*only 'torch' trains in more than one"):
+        train_on_ranks(Request(micro_config(tmp_path), tmp_path / "run"), Services())
