@@ -1,6 +1,6 @@
 /**
  * @file Builds `dist/`: the launch page, its worker with the runtime in it, and the chunks that the worker loads on demand
- * (the tokenizer library). `npm run build`.
+ * (the tokenizer library); and `dist/app/`, the same for the page where anybody trains. `npm run build`.
  */
 
 import { copyFile, rm } from "node:fs/promises";
@@ -13,13 +13,31 @@ const DIST = fileURLToPath(new URL("dist", import.meta.url));
 
 /**
  * @param {boolean} write to `dist/`; otherwise the files are only returned
- * @returns {Promise<import("esbuild").BuildResult<{metafile: true}>>}
  */
 export function bundle(write) {
+  return bundled(["launch/launch.js", "launch/worker.js", "launch/launch.css"], "dist", write);
+}
+
+/**
+ * The page where anybody trains. It shares no chunk with the launch page, so its folder can be served alone.
+ *
+ * @param {boolean} write to `dist/app/`; otherwise the files are only returned
+ */
+export function bundleApp(write) {
+  return bundled(["app/app.js", "app/app_worker.js", "app/app.css"], "dist/app", write);
+}
+
+/**
+ * @param {string[]} entryPoints
+ * @param {string} outdir
+ * @param {boolean} write
+ * @returns {Promise<import("esbuild").BuildResult<{metafile: true}>>}
+ */
+function bundled(entryPoints, outdir, write) {
   return build({
     absWorkingDir: fileURLToPath(new URL(".", import.meta.url)),
-    entryPoints: ["launch/launch.js", "launch/worker.js", "launch/launch.css"],
-    outdir: "dist",
+    entryPoints,
+    outdir,
     chunkNames: "[name]-[hash]",
     format: "esm",
     target: "es2023",
@@ -36,7 +54,14 @@ export function bundle(write) {
 if (process.argv[1] === fileURLToPath(import.meta.url)) {
   await rm(DIST, { recursive: true, force: true });
   await bundle(true);
-  for (const file of ["launch.html", "icon.svg"]) {
-    await copyFile(new URL(`launch/${file}`, import.meta.url), new URL(`dist/${file}`, import.meta.url));
+  await bundleApp(true);
+  const files = {
+    "launch/launch.html": "launch.html",
+    "launch/icon.svg": "icon.svg",
+    "app/app.html": "app/index.html",
+    "app/icon.svg": "app/icon.svg",
+  };
+  for (const [from, to] of Object.entries(files)) {
+    await copyFile(new URL(from, import.meta.url), new URL(`dist/${to}`, import.meta.url));
   }
 }

@@ -1,5 +1,5 @@
 /**
- * @file What others ask of a running loop: to stop, to pause, to go on.
+ * @file What others ask of a running loop: to stop, to save, to pause, to go on.
  *
  * May import: errors.
  */
@@ -16,6 +16,7 @@ export class Control {
   #deadline;
   /** @type {string | null} */
   #reason = null;
+  #save;
 
   /**
    * @param {() => string | null} asked why somebody outside wants a stop, or null
@@ -28,6 +29,19 @@ export class Control {
     this.#maxHours = maxHours;
     this.#deadline = maxHours === null ? Number.POSITIVE_INFINITY : clock() + maxHours * 3600;
     this.paused = false;
+    this.#save = false;
+  }
+
+  /** Save before the next step. */
+  requestSave() {
+    this.#save = true;
+  }
+
+  /** Whether a save was asked for since the last call. */
+  takeSave() {
+    const asked = this.#save;
+    this.#save = false;
+    return asked;
   }
 
   /** Why a stop is due; null while none is. */

@@ -65,7 +65,7 @@ const ADAPTER_PAUSE_MS = 500;
  * @typedef {Required<Parts> & {control: Control, hooks: Hooks, start: Start | null, audits: Facts[]}} Prepared
  */
 
-/** One run in this process: `run` once; `pause`, `resume` and `stop` at any time. */
+/** One run in this process: `run` once; `pause`, `resume`, `save` and `stop` at any time. */
 export class TrainingRunner {
   #parts;
   #control;
@@ -119,6 +119,11 @@ export class TrainingRunner {
 
   resume() {
     this.#control.paused = false;
+  }
+
+  /** Save before the next step, or before a pause. */
+  save() {
+    this.#control.requestSave();
   }
 
   /** Save and end. @param {string} [reason] */
@@ -282,7 +287,7 @@ class Trainer {
   /** @param {TrainingSession} session */
   async #saveIfDue(session) {
     const { every } = this.config.checkpoint;
-    if (every && this.step % every === 0) await this.#save(session);
+    if (this.control.takeSave() || (every && this.step % every === 0)) await this.#save(session);
   }
 
   /** @param {TrainingSession} session */
@@ -318,6 +323,7 @@ class Trainer {
   /** @param {TrainingSession} session */
   async #waitIfPaused(session) {
     if (!this.control.paused) return;
+    await this.#saveIfDue(session);
     await this.#entries.record(await session.pollMetrics({ wait: true }));
     this.#note(`paused after step ${this.step}`);
     await this.meter.stopped(() => this.control.untilResumed());

@@ -1,0 +1,275 @@
+/** @file The page: two views, a worker that trains, and what is dropped, chosen and pressed. */
+
+import { askForPersistence } from "../runtime/checkpoint/room.js";
+import { openDevice } from "../runtime/device.js";
+import { describe } from "../runtime/errors.js";
+import { button, element, input, show } from "./page.js";
+import { readSite } from "./planner.js";
+import { RunView } from "./run_view.js";
+import { SetupView } from "./setup_view.js";
+
+/** @import { FromWorker, ToWorker } from "./app_worker.js" */
+
+const worker = new Worker(new URL("./app_worker.js", import.meta.url), { type: "module" });
+const run = new RunView();
+const setup = new SetupView((chosen) => start({ ask: "begin", ...chosen }, "Getting ready"));
+/** Whether the worker has a run, from request to end. */
+let busy = false;
+/** Whether a download waits for a save that was asked for. */
+let downloading = false;
+/** @type {File | null} a run whose text was asked for */
+let waiting = null;
+
+/** @param {ToWorker} request */
+const ask = (request) => worker.postMessage(request);
+
+// Views
+
+/** @param {"setup" | "run"} name */
+function view(name) {
+  element("setup").hidden = name !== "setup";
+  element("run").hidden = name !== "run";
+  if (name === "setup") document.title = "hybrid";
+}
+
+/** @param {string} message */
+function alarm(message) {
+  element("alert").hidden = false;
+  show("alert-text", message);
+  element("alert").scrollIntoView({ block: "nearest" });
+}
+
+function calm() {
+  element("alert").hidden = true;
+  show("alert-text", "");
+}
+
+/** Hand work to the worker, and look at it. @param {ToWorker} request @param {string} title */
+function start(request, title) {
+  if (busy) return;
+  busy = true;
+  calm();
+  element("wanted").hidden = true;
+  askForPersistence().catch(() => {}); // whether it is promised or not, the run is kept as well as this browser can
+  run.begin(title);
+  view("run");
+  show("status", "getting ready");
+  stayAwake();
+  ask(request);
+}
+
+/** @param {string} text @param {boolean} unfinished */
+function ended(text, unfinished) {
+  busy = downloading = false;
+  run.end(text, unfinished);
+  letSleep();
+}
+
+// What the worker says
+
+/** @type {Record<string, (facts: any) => void>} */
+const HEARD = {
+  runs: ({ runs }) =>
+    setup.showRuns(runs, {
+      goOn: (name) => start({ ask: "on", name }, name),
+      download: (name) => ask({ ask: "download", name }),
+      remove: (name) => {
+        if (confirm(`Delete ${name}? It is kept nowhere else unless you downloaded it.`)) ask({ ask: "remove", name });
+      },
+    }),
+  checkpoint: () => {
+    if (!downloading || !run.name) return;
+    downloading = false;
+    ask({ ask: "download", name: run.name });
+  },
+  end: ({ status, message, step, steps }) => {
+    const text = { finished: `Finished at step ${step}.`, stopped: `Saved at step ${step}. You can close this tab.` }[
+      String(status)
+    ];
+    ended(text ?? message, step < steps);
+    if (status === "alert") alarm(message);
+  },
+  error: ({ message, ask: asked }) => {
+    if (asked === undefined) return; // the runner's own; the request that ends with it says so too
+    if (["begin", "on", "import"].includes(asked)) {
+      const began = run.name !== null && run.saved;
+      ended("This run has ended.", true);
+      if (!began) view("setup");
+    }
+    alarm(sentence(message));
+  },
+  "text-wanted": ({ name, step, source }) => {
+    ended("", false);
+    view("setup");
+    element("wanted").hidden = false;
+    show(
+      "wanted-text",
+      `${name} stands at step ${step}. A run file does not hold its text: choose the text that it was trained on (${source}), and it goes on.`,
+    );
+    input("wanted-file").focus();
+  },
+  file: ({ name, blob }) => {
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(blob);
+    link.download = name;
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
+    show("download-note", name);
+  },
+};
+
+worker.onmessage = ({ data }) => {
+  const { kind, facts } = /** @type {FromWorker} */ (data);
+  run.event(kind, facts);
+  HEARD[kind]?.(facts);
+};
+worker.onerror = (event) => {
+  ended("The worker of this page failed.", false);
+  alarm(sentence(`The worker of this page failed: ${event.message || "it could not start"}. Load the page again.`));
+};
+
+/** @param {string} message */
+function sentence(message) {
+  const begun = message.charAt(0).toUpperCase() + message.slice(1);
+  return /[.!?]$/.test(begun) ? begun : `${begun}.`;
+}
+
+// What is pressed
+
+button("pause").addEventListener("click", () => {
+  run.pause(!run.paused);
+  ask({ ask: run.paused ? "pause" : "go" });
+});
+button("save").addEventListener("click", () => ask({ ask: "save" }));
+button("stop").addEventListener("click", () => {
+  for (const id of ["pause", "save", "stop"]) button(id).disabled = true;
+  run.paused = false;
+  show("status", "stopping after this step");
+  ask({ ask: "stop" });
+});
+button("on").addEventListener("click", () => {
+  if (run.name) start({ ask: "on", name: run.name }, run.name);
+});
+button("new").addEventListener("click", () => {
+  view("setup");
+  ask({ ask: "list" });
+  element("setup-title").scrollIntoView();
+});
+button("download").addEventListener("click", () => {
+  if (!run.name) return;
+  // While it trains, the newest state is saved first; a paused run is saved already.
+  downloading = busy && !run.paused;
+  ask(downloading ? { ask: "save" } : { ask: "download", name: run.name });
+});
+button("copy").addEventListener("click", async () => {
+  await navigator.clipboard.writeText(element("command").textContent ?? "");
+  show("copy", "Copied");
+  setTimeout(() => show("copy", "Copy"), 2000);
+});
+button("alert-close").addEventListener("click", calm);
+
+// What is chosen and dropped
+
+/** @param {File[]} files */
+function take(files) {
+  const archive = files.find(({ name }) => name.endsWith(".hybrid"));
+  if (busy) return alarm("A run is training in this tab: stop it first, or use another tab.");
+  if (archive) return open(archive, null);
+  view("setup");
+  if (files.length) setup.takeTexts(files);
+}
+
+/** @param {File} archive @param {File[] | null} texts */
+function open(archive, texts) {
+  waiting = archive;
+  start({ ask: "import", archive, texts }, archive.name);
+}
+
+/** @param {string} id @param {(files: File[]) => void} act */
+function chosen(id, act) {
+  const field = input(id);
+  field.addEventListener("change", () => {
+    const files = [...(field.files ?? [])];
+    field.value = ""; // so that the same file can be chosen again
+    if (files.length) act(files);
+  });
+}
+
+chosen("archive", ([archive]) => open(archive, null));
+chosen("wanted-file", (files) => {
+  if (waiting) open(waiting, files);
+});
+
+let over = 0;
+addEventListener("dragenter", () => {
+  over++;
+  element("drop").hidden = false;
+});
+addEventListener("dragleave", () => {
+  over--;
+  if (over <= 0) element("drop").hidden = true;
+});
+addEventListener("dragover", (event) => event.preventDefault());
+addEventListener("drop", (event) => {
+  event.preventDefault();
+  over = 0;
+  element("drop").hidden = true;
+  take([...(event.dataTransfer?.files ?? [])]);
+});
+
+// Closing the tab loses what came after the last checkpoint: ask first.
+addEventListener("beforeunload", (event) => {
+  if (busy && !run.paused) event.preventDefault();
+});
+
+// The screen
+
+/** @type {WakeLockSentinel | null} */
+let awake = null;
+
+async function stayAwake() {
+  if (!busy || awake || document.visibilityState !== "visible") return;
+  try {
+    awake = (await navigator.wakeLock?.request("screen")) ?? null;
+    awake?.addEventListener("release", () => {
+      awake = null;
+    });
+  } catch {
+    awake = null; // refused, on a low battery say: training goes on as long as the device does
+  }
+}
+
+function letSleep() {
+  awake?.release().catch(() => {});
+}
+
+// The browser takes the lock back when the page is hidden.
+document.addEventListener("visibilitychange", stayAwake);
+
+// What there is
+
+async function look() {
+  try {
+    const device = await openDevice();
+    show("device", device.name);
+    setup.showDevice({ limits: device.limits, features: [...device.features] });
+    device.destroy();
+  } catch (error) {
+    show("device", "no graphics device");
+    setup.showDevice(null);
+    alarm(sentence(describe(error).message));
+  }
+}
+
+async function begin() {
+  try {
+    setup.showSite(await readSite(new URL("./plans/", document.baseURI)));
+  } catch (error) {
+    show("sizes", "");
+    alarm(sentence(describe(error).message));
+  }
+  await look();
+}
+
+ask({ ask: "list" });
+begin();

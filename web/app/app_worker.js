@@ -1,0 +1,281 @@
+/**
+ * @file The worker of the page: builds the data, trains, keeps the runs of this browser, and packs them.
+ *
+ * Takes one request after the other from the page; while a run trains, only what concerns that run.
+ */
+
+import { exportRun, importRun } from "../runtime/checkpoint/archive.js";
+import { verifyCheckpoint } from "../runtime/checkpoint/loading.js";
+import { parameterShapes } from "../runtime/checkpoint/model.js";
+import { requireRoom } from "../runtime/checkpoint/room.js";
+import { withRunLock } from "../runtime/checkpoint/store.js";
+import { buildStore } from "../runtime/data/build.js";
+import { describeSource, textDocuments } from "../runtime/data/corpus.js";
+import { prepareData } from "../runtime/data/prepare.js";
+import { openDevice } from "../runtime/device.js";
+import { ConfigError, ContractMismatch, DataContractError, StopRequested } from "../runtime/errors.js";
+import { ZipFolder } from "../runtime/folders/zip.js";
+import { loadPlan } from "../runtime/plan.js";
+import { metricsInterval } from "../runtime/runner/job.js";
+import { errorFacts } from "../runtime/runner/outcome.js";
+import { FolderRunPlace } from "../runtime/runner/place_folder.js";
+import { setUpProgress } from "../runtime/runner/set_up.js";
+import { TrainingRunner } from "../runtime/runner/training_runner.js";
+import { PlanSession } from "../runtime/session.js";
+import { deviceProfile } from "../runtime/subgroups.js";
+import { openTokenizer } from "../runtime/tokenizers/open.js";
+import { chosenSettings, desktopCommand, jobOfCheckpoint, newJob } from "./job.js";
+import { readSite, sitePlanner } from "./planner.js";
+import { DATA_FOLDER, freeName, history, listRuns, openJob, openRuns, sweep, writeJob } from "./runs.js";
+
+/** @import { Progress } from "../runtime/executor.js" */
+/** @import { Directory } from "../runtime/folders/folder.js" */
+/** @import { Job } from "../runtime/runner/job.js" */
+/** @import { Facts } from "../runtime/runner/place.js" */
+/** @import { Planner, Site } from "./planner.js" */
+
+/** An event, for the page. @typedef {{kind: string, facts: Facts}} FromWorker */
+/**
+ * `begin` a run on texts (null: the page's own), go `on` with one, `import` an archive (texts null: the page's own, if it
+ * is that), `download` the newest checkpoint, `remove` a run; the others concern the run that trains.
+ *
+ * @typedef {{ask: "list" | "pause" | "go" | "save" | "stop"}
+ *   | {ask: "begin", size: string, precision: string, steps: number, texts: File[] | null}
+ *   | {ask: "import", archive: File, texts: File[] | null}
+ *   | {ask: "on", name: string} | {ask: "download", name: string} | {ask: "remove", name: string}} ToWorker
+ */
+
+const PLANS = new URL("./plans/", globalThis.location.href);
+const clock = () => performance.now() / 1000;
+
+/** The run that trains. @type {TrainingRunner | null} */
+let runner = null;
+/** @type {string | null} why the work under way is to end */
+let stopping = null;
+/** @type {Promise<Site> | null} */
+let site = null;
+
+/** @param {string} kind @param {Facts} facts */
+function tell(kind, facts) {
+  globalThis.postMessage({ kind, facts });
+}
+
+/** @returns {Promise<Site>} */
+function theSite() {
+  site ??= readSite(PLANS).catch((error) => {
+    site = null;
+    throw error;
+  });
+  return site;
+}
+
+// Texts
+
+/** The text that comes with the page. @returns {Promise<File>} */
+async function ownText() {
+  const { text } = await theSite();
+  const response = await fetch(new URL(text.file, PLANS));
+  if (!response.ok) throw new DataContractError(`the text of this page cannot be read: status ${response.status}`);
+  return new File([await response.blob()], text.name);
+}
+
+const watched = { progress: setUpProgress({ event: tell }, clock, () => checkStop()) };
+
+function checkStop() {
+  if (stopping !== null) throw new StopRequested("stopped before the first step");
+}
+
+// Runs
+
+/**
+ * A session for a job, on a device of its own.
+ *
+ * @param {Planner} planner
+ */
+function sessionOpener(planner) {
+  return async (/** @type {Job} */ job, /** @type {Progress} */ progress) => {
+    progress("opening the device", 0, 1);
+    const device = await openDevice();
+    try {
+      progress("fetching the plan", 0, 1);
+      const { folder } = await planner(job.config, await deviceProfile(device));
+      const plan = await loadPlan(async (file) => /** @type {Uint8Array<ArrayBuffer>} */ (await folder.read(file)));
+      const { seed } = job.config.run;
+      return await PlanSession.create(plan, { device, seed, metricsInterval: metricsInterval(job.config), progress });
+    } catch (error) {
+      device.destroy();
+      throw error;
+    }
+  };
+}
+
+/**
+ * Train a run that has its job and data.
+ *
+ * @param {Directory} folder
+ * @param {string} name
+ */
+async function train(folder, name) {
+  const job = await openJob(folder);
+  const data = await prepareData(await folder.directory(DATA_FOLDER), job.config.data, watched);
+  const place = await FolderRunPlace.open(folder, job.config, {
+    watch: (kind, facts) => announce(folder, job, kind, facts),
+    stop: () => stopping,
+    room: requireRoom,
+  });
+  try {
+    runner = new TrainingRunner({ job, place, data, openSession: sessionOpener(sitePlanner(await theSite(), PLANS)) });
+    tell("phase", { phase: "warm-up" });
+    const { step } = (await place.checkpoints.latest()) ?? { step: 0 };
+    tell("history", { name, ...(await history(folder, step)) });
+    await runner.run();
+  } finally {
+    runner = null;
+    await place.close();
+  }
+}
+
+/**
+ * @param {Directory} folder
+ * @param {Job} job
+ * @param {string} kind
+ * @param {Facts} facts
+ */
+function announce(folder, job, kind, facts) {
+  tell(kind, facts);
+  if (kind !== "checkpoint") return;
+  const step = Number(facts.step);
+  const file = `${folder.name.split("/").at(-1)}-${String(facts.path).split("/").at(-1)}.hybrid`;
+  tell("command", { step, file, command: desktopCommand(file, job, step) });
+}
+
+/**
+ * Make the folder of a new run; what fails while it is filled leaves nothing.
+ *
+ * @param {string} wish
+ * @param {(folder: Directory, name: string) => Promise<void>} fill
+ */
+async function newRun(wish, fill) {
+  const runs = await openRuns();
+  await sweep(runs);
+  const name = await freeName(runs, wish);
+  await withRunLock(name, async () => {
+    const folder = await runs.directory(name);
+    try {
+      await fill(folder, name);
+    } catch (error) {
+      await runs.remove(name).catch(() => {}); // what went wrong is what to show
+      throw error;
+    }
+    await train(folder, name);
+  });
+}
+
+/** @param {Extract<ToWorker, {ask: "begin"}>} request */
+async function begin({ size: sizeName, precision, steps, texts }) {
+  const size = (await theSite()).sizes.find(({ name }) => name === sizeName);
+  if (!size) throw new ConfigError(`there is no model called ${sizeName} on this page`);
+  tell("phase", { phase: "data" });
+  const files = texts ?? [await ownText()];
+  const sources = files.map((file) => file.name);
+  const subject = sources[0].replace(/\.[^.]*$/, "");
+  await newRun(`${size.name}-${subject}`, async (folder, name) => {
+    const choice = { size: size.name, precision, steps, name, sources };
+    const { data } = chosenSettings(size, choice).config;
+    const store = await folder.directory(DATA_FOLDER);
+    const split = { by: data.split.by, validationShare: data.split.validationShare };
+    await buildStore(textDocuments(files), "bytes", store, { split, source: describeSource(files), ...watched });
+    await writeJob(folder, newJob(size, choice, await prepareData(store, data, { verify: false })));
+  });
+}
+
+/** @param {string} name */
+async function goOn(name) {
+  tell("phase", { phase: "data" });
+  const runs = await openRuns();
+  const folder = await runs.open(name);
+  if (!folder) throw new ConfigError(`there is no run called ${name} in this browser any more`);
+  await withRunLock(name, () => train(folder, name));
+}
+
+/** @param {Extract<ToWorker, {ask: "import"}>} request */
+async function takeIn({ archive, texts }) {
+  tell("phase", { phase: "archive" });
+  const zip = await ZipFolder.open(archive);
+  const { manifest, model, files } = await verifyCheckpoint(zip);
+  const config = /** @type {any} */ (manifest.config);
+  const shapes = Object.values(parameterShapes(model));
+  const count = shapes.reduce((sum, shape) => sum + shape.reduce((product, n) => product * n, 1), 0);
+  const tokenizer = await openTokenizer(files["tokenizer.json"]);
+  const chosen = texts ?? [await ownText()];
+  try {
+    await newRun(String(config.run.name), async (folder, name) => {
+      const store = await folder.directory(DATA_FOLDER);
+      const { data } = config;
+      const split = { by: data.split.by, validationShare: data.split.validationShare };
+      await buildStore(textDocuments(chosen), tokenizer, store, { split, source: describeSource(chosen), ...watched });
+      const prepared = await prepareData(store, data, { verify: false });
+      const more = Math.max(200, config.run.steps ?? 0);
+      await writeJob(folder, jobOfCheckpoint(manifest, files, count, prepared, { more, name }));
+      await importRun(folder, archive);
+    });
+  } catch (error) {
+    if (texts !== null || !(error instanceof ContractMismatch || error instanceof DataContractError)) throw error;
+    const names = [config.data.source].flat().join(", ");
+    tell("text-wanted", { name: String(config.run.name), step: manifest.progress.step, source: names });
+  }
+}
+
+/** @param {string} name */
+async function download(name) {
+  const folder = await (await openRuns()).open(name);
+  if (!folder) throw new ConfigError(`there is no run called ${name} in this browser any more`);
+  const packed = await exportRun(folder);
+  const blob = await new Response(packed.stream()).blob();
+  tell("file", { name: packed.name, blob });
+}
+
+/** @param {string} name */
+async function remove(name) {
+  const runs = await openRuns();
+  await withRunLock(name, () => runs.remove(name));
+}
+
+async function list() {
+  tell("runs", { runs: await listRuns(await openRuns()) });
+}
+
+/** @param {ToWorker} request */
+async function answer(request) {
+  switch (request.ask) {
+    case "begin":
+    case "on":
+    case "import":
+      stopping = null;
+      if (request.ask === "begin") await begin(request);
+      else if (request.ask === "on") await goOn(request.name);
+      else await takeIn(request);
+      return list();
+    case "list":
+      return list();
+    case "download":
+      return download(request.name);
+    case "remove":
+      await remove(request.name);
+      return list();
+    case "pause":
+      runner?.save(); // a paused tab is one that may be closed
+      return runner?.pause();
+    case "go":
+      return runner?.resume();
+    case "save":
+      return runner?.save();
+    case "stop":
+      stopping = "asked for on the page";
+  }
+}
+
+globalThis.addEventListener("message", ({ data }) => {
+  const request = /** @type {ToWorker} */ (data);
+  answer(request).catch((error) => tell("error", { ...errorFacts(error), ask: request.ask }));
+});

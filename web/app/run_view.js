@@ -1,0 +1,206 @@
+/** @file The second view: a run while it trains, and after. */
+
+import { lossChart, rateChart } from "./charts.js";
+import { bytes, duration, parameters, whole } from "./format.js";
+import { button, element, make, show } from "./page.js";
+
+const NOTES = 100; // kept on the page
+const SAMPLES = 30;
+const PHASES = /** @type {Record<string, string>} */ ({
+  data: "reading the text",
+  archive: "checking the run file",
+  "warm-up": "preparing the device",
+  train: "training",
+  evaluate: "measuring on held-out text",
+  sample: "writing a sample",
+  save: "saving",
+});
+const STAGES = /** @type {Record<string, string>} */ ({
+  tokens: "turning the text into tokens",
+  documents: "reading the text",
+});
+
+export class RunView {
+  #loss = lossChart(element("loss-chart"));
+  #rate = rateChart(element("rate-chart"));
+  /** @type {number | null} */
+  #first = null;
+  /** @type {{step: number, loss: number} | null} */
+  #held = null;
+  #steps = 1;
+  /** What the run is called; null before that is known. @type {string | null} */
+  name = null;
+  paused = false;
+  /** Whether a checkpoint can be packed. */
+  saved = false;
+
+  /** Nothing is known of the run yet. @param {string} title */
+  begin(title) {
+    this.name = null;
+    this.paused = this.saved = false;
+    this.#first = this.#held = null;
+    this.#loss.clear();
+    this.#rate.clear();
+    for (const id of ["loss", "validation", "step", "rate", "left", "memory", "saved"]) show(id, "–");
+    show("run-title", title);
+    show("about", "");
+    show("command", "the command appears with the first save");
+    show("sample-step", "The first sample comes soon.");
+    for (const id of ["sample", "samples", "notes"]) element(id).replaceChildren();
+    element("earlier").hidden = true;
+    element("sample").hidden = true;
+    button("copy").disabled = true;
+    button("pause").textContent = "Pause";
+    for (const id of ["on", "new"]) element(id).hidden = true;
+    for (const id of ["pause", "save", "stop"]) element(id).hidden = false;
+    this.#allow(false);
+    this.#stand(0, 1);
+  }
+
+  /** @param {boolean} training */
+  #allow(training) {
+    for (const id of ["pause", "save", "stop"]) button(id).disabled = !training;
+    button("download").disabled = !(training || this.saved);
+  }
+
+  /** @param {number} step @param {number} steps */
+  #stand(step, steps) {
+    const bar = /** @type {HTMLProgressElement} */ (element("bar"));
+    this.#steps = steps;
+    bar.max = steps;
+    bar.value = step;
+  }
+
+  /** What happened. @param {string} kind @param {any} facts */
+  event(kind, facts) {
+    this.#shown[kind]?.(facts);
+  }
+
+  /** @type {Record<string, (facts: any) => void>} */
+  #shown = {
+    phase: ({ phase }) => {
+      if (!this.paused) show("status", PHASES[phase] ?? phase);
+    },
+    progress: ({ stage, done, total }) => {
+      const far = total > 1 ? `: ${whole(done)} of ${whole(total)}` : "";
+      show("status", `${STAGES[stage] ?? stage}${far}`);
+    },
+    note: ({ text }) => {
+      const list = element("notes");
+      list.append(make("li", "", text));
+      while (list.childElementCount > NOTES) list.firstElementChild?.remove();
+    },
+    history: ({ name, steps, validation }) => {
+      this.name = name;
+      show("run-title", name);
+      const points = [...steps, ...validation.map((/** @type {any} */ row) => ({ held: row.loss, step: row.step }))];
+      for (const { step, loss, lr, gradNorm, held } of points.sort((a, b) => a.step - b.step)) {
+        this.#loss.add(step, [loss, held]);
+        if (loss !== undefined) this.#rate.add(step, [lr, gradNorm]);
+      }
+      this.#first = steps[0]?.loss ?? null;
+      if (steps.length) show("loss", steps.at(-1).loss.toFixed(3));
+      if (validation.length) this.#validation(validation.at(-1));
+    },
+    run: ({ name, step, steps, parameters: count, precision, adapter, memory }) => {
+      this.name = name;
+      this.saved ||= step > 0;
+      show("run-title", name);
+      show("about", `${parameters(count)} parameters · ${precision} · ${adapter ?? "this browser's device"}`);
+      show("memory", bytes(memory.total));
+      show("step", `${whole(step)} of ${whole(steps)}`);
+      this.#loss.cut(step);
+      this.#rate.cut(step);
+      this.#stand(step, steps);
+      this.#allow(true);
+    },
+    step: ({ step, steps, loss, lr, gradNorm, tokensPerSecond, etaSeconds }) => {
+      this.#first ??= loss;
+      this.#stand(step, steps);
+      show("step", `${whole(step)} of ${whole(steps)}`);
+      show("loss", loss.toFixed(3));
+      show("rate", whole(tokensPerSecond));
+      show("left", etaSeconds === null ? "–" : duration(etaSeconds));
+      this.#loss.add(step, [loss, undefined]);
+      this.#rate.add(step, [lr, gradNorm]);
+      this.#describe(step, loss, lr, gradNorm);
+      document.title = `${Math.floor((100 * step) / steps)} % · ${this.name} · hybrid`;
+    },
+    validation: (row) => {
+      this.#loss.add(row.step, [undefined, row.loss]);
+      this.#validation(row);
+    },
+    sample: ({ step, prompt, text }) => this.#sample(step, prompt, text),
+    checkpoint: ({ step }) => {
+      this.saved = true;
+      show("saved", `step ${whole(step)}`);
+      button("download").disabled = false;
+    },
+    command: ({ command }) => {
+      show("command", command);
+      button("copy").disabled = false;
+    },
+  };
+
+  /** @param {{step: number, loss: number}} row */
+  #validation(row) {
+    this.#held = row;
+    show("validation", row.loss.toFixed(3));
+  }
+
+  /** @param {number} step @param {number} loss @param {number} lr @param {number} gradNorm */
+  #describe(step, loss, lr, gradNorm) {
+    const held = this.#held ? `; validation loss ${this.#held.loss.toFixed(3)} at step ${this.#held.step}` : "";
+    this.#loss.describe(`training loss ${loss.toFixed(3)} at step ${step}, ${this.#first?.toFixed(3)} at first${held}`);
+    this.#rate.describe(
+      `learning rate ${Number(lr.toPrecision(3))} and gradient norm ${Number(gradNorm.toPrecision(3))} at step ${step}`,
+    );
+  }
+
+  /** @param {number} step @param {string} prompt @param {string} text */
+  #sample(step, prompt, text) {
+    const quote = element("sample");
+    const before = quote.textContent;
+    if (before) {
+      const past = make("li", "", make("span", "quiet", `${element("sample-step").textContent}: `), before);
+      element("samples").prepend(past);
+      element("earlier").hidden = false;
+      while (element("samples").childElementCount > SAMPLES) element("samples").lastElementChild?.remove();
+    }
+    quote.hidden = false;
+    quote.replaceChildren(make("span", "prompt", prompt), text);
+    quote.classList.remove("fresh");
+    quote.getBoundingClientRect(); // so that the animation begins again
+    quote.classList.add("fresh");
+    show("sample-step", `At step ${whole(step)}`);
+  }
+
+  /** @param {boolean} paused */
+  pause(paused) {
+    this.paused = paused;
+    button("pause").textContent = paused ? "Resume" : "Pause";
+    show("status", paused ? "paused" : "training");
+  }
+
+  /**
+   * The run trains no more.
+   *
+   * @param {string} text
+   * @param {boolean} unfinished whether it can go on
+   */
+  end(text, unfinished) {
+    this.paused = false;
+    this.#allow(false);
+    show("status", text);
+    for (const id of ["pause", "save", "stop"]) element(id).hidden = true;
+    element("on").hidden = !(unfinished && this.saved);
+    element("new").hidden = false;
+    show("left", "–");
+    document.title = `${this.name ?? "run"} · hybrid`;
+  }
+
+  /** Whether the last step is done. @param {number} step */
+  isLast(step) {
+    return step >= this.#steps;
+  }
+}
