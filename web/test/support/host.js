@@ -30,7 +30,7 @@ export const isDeno = "Deno" in globalThis;
  *
  * @returns {Promise<GPU | null>}
  */
-async function findGpu() {
+export async function findGpu() {
   if (isDeno) return navigator.gpu;
   process.env.XDG_RUNTIME_DIR ??= tmpdir();
   const driver = SWIFTSHADER.find((file) => existsSync(file));
