@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from hybrid.errors import EXIT_FAILED, HybridError
 
@@ -86,7 +87,7 @@ class Ranks:
         backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
         if self.device.type == "cuda":
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-        store: Any = next(dist.rendezvous("env://", timeout=START))[0]
+        store: Any = next(rendezvous("env://", timeout=START))[0]
         dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.size, timeout=FOREVER)
         store.set_timeout(START)
         # The watching thread has a connection of its own: a call that waits would hold up the others of a shared one.
