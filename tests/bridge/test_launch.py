@@ -54,6 +54,21 @@ def test_the_run_folder_is_that_of_any_other_backend(tmp_path: Path, recording: 
     assert {path.name for path in (tmp_path / "run").iterdir()} == {path.name for path in recording.iterdir()}
 
 
+def test_a_validation_loss_that_is_not_the_models_is_kept_as_such(tmp_path: Path, recording: Path) -> None:
+    def script(tab: Tab) -> None:
+        tab.claim()
+        tab.begin()
+        row = {"step": 1, "split": "validation", "loss": 3.5, "perplexity": 33.1, "targetTokens": 9, "overflow": True}
+        tab.report({"kind": "validation", "row": row})
+        tab.report({"kind": "error", "name": "ConfigError", "message": "enough"})
+
+    view = Recorder()
+    with pytest.raises(ConfigError, match="enough"):
+        train_in_tab(tmp_path, recording, script, view=view)
+    rows = list(read_rows(tmp_path / "run" / "validation.jsonl"))
+    assert rows == view.of("validation") and [row["overflow"] for row in rows] == [True]
+
+
 def test_lineage_names_the_run_and_the_runtime(tmp_path: Path, recording: Path) -> None:
     train_in_tab(tmp_path, recording, Tab.train)
     chain = [read_manifest(status.path) for status in finding.scan(tmp_path / "run" / "checkpoints")]

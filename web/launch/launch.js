@@ -86,7 +86,10 @@ const SHOWN = {
     show("rate", Math.round(tokensPerSecond).toLocaleString("en"));
     show("left", etaSeconds === null ? "–" : duration(etaSeconds));
   },
-  validation: ({ step, loss }) => show("validation", `${loss.toFixed(4)} at step ${step}`),
+  validation: ({ step, loss, overflow }) => {
+    const doubt = overflow ? "; not the loss of the model, for a value overflowed" : "";
+    show("validation", `${loss.toFixed(4)} at step ${step}${doubt}`);
+  },
   sample: ({ step, prompt, text }) => {
     show("sample", prompt + text);
     show("sample-heading", `Sample at step ${step}`);

@@ -66,6 +66,7 @@ const LEAST_DISPATCHES = 4;
  * @typedef {object} Evaluation
  * @property {number} lossSum
  * @property {number} targetTokens
+ * @property {boolean} overflow a weight or an f16 store did not fit, so the loss is not that of the model
  */
 
 /**
@@ -400,11 +401,16 @@ export class PlanSession {
    */
   evaluate(batch) {
     return this.#between("evaluate", async () => {
-      await this.#executor.prepare(["evaluate"]);
+      const executor = this.#executor;
+      await executor.prepare(["evaluate"]);
       this.#upload(batch);
-      this.#executor.run("evaluate");
-      const words = await this.#executor.readTensor("eval_state");
-      return { lossSum: new Float32Array(words.buffer)[NLL_ACC], targetTokens: batch.targetTokens };
+      const half = this.plan.precision === "mixed-f16";
+      // The flag of stores, which a step clears when it begins; behind it that of weights, which stands.
+      if (half) executor.writeTensor("overflow_flags", new Uint32Array(1), 0);
+      executor.run("evaluate");
+      const words = await executor.readTensor("eval_state");
+      const overflow = half && (await executor.readTensor("overflow_flags")).some(Boolean);
+      return { lossSum: new Float32Array(words.buffer)[NLL_ACC], targetTokens: batch.targetTokens, overflow };
     });
   }
 

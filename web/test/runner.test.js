@@ -87,6 +87,19 @@ describe("a run", () => {
     assert.deepEqual(of(report, "validation"), [row]);
   });
 
+  for (const [loss, overflow, shown] of /** @type {[number, boolean, number][]} */ ([
+    [3, true, 3],
+    [Number.POSITIVE_INFINITY, false, 3.4028234663852886e38],
+  ])) {
+    test(`says of a validation loss that is not the model's (${loss}) that it is not`, async () => {
+      const config = { run: { steps: 2 }, evaluation: { every: 2 } };
+      const report = await microRun({ config, session: { evaluation: { loss, overflow } } });
+      const rows = await rowsOf(report.folder, "validation.jsonl");
+      assert.deepEqual(rows, of(report, "validation"));
+      assert.deepEqual([rows[0].loss, rows[0].overflow], [shown, true]);
+    });
+  }
+
   test("counts neither evaluation nor saving as training time", async () => {
     const config = { run: { steps: 10 }, evaluation: { every: 2 }, sampling: { every: 2 } };
     const { folder, events } = await microRun({ config });
@@ -279,6 +292,18 @@ describe("a stop", () => {
       assert.deepEqual(await rowsOf(folder, "validation.jsonl"), await rowsOf(whole.folder, "validation.jsonl"));
     });
   }
+
+  test("that cuts a sample off shows none", async () => {
+    const config = { run: { steps: 4 }, sampling: { every: 2 } };
+    const report = await microRun({
+      config,
+      watch: (kind, { phase }, runner, { events }) => {
+        const samples = events.filter(([name, facts]) => name === "phase" && facts.phase === "sample").length;
+        if (kind === "phase" && phase === "sample" && samples === 2) runner.stop("a test");
+      },
+    });
+    assert.deepEqual(steps(of(report, "sample")), [2]);
+  });
 
   test("by the place is asked for at each step", async () => {
     let asked = 0;

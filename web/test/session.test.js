@@ -146,6 +146,15 @@ describe("a session", { skip: missing }, () => {
     });
   }
 
+  test("says when a value of an evaluation did not fit f16", { skip: noF16 }, async () => {
+    assert.deepEqual(await scenarios.overflowFixture(host), {
+      plain: false,
+      activation: true,
+      again: false,
+      weight: true,
+    });
+  });
+
   test("without timestamps, takes the times from a synchronised step now and then", async () => {
     const { results, stateHash, usualHash } = await scenarios.calibrateFixture(host, "gpt2");
     assert.equal(stateHash, usualHash);

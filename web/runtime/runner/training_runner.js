@@ -277,7 +277,7 @@ class Trainer {
       const text = await this.#apart(session, "sample", () =>
         sample(session, tokenizer, settings, () => this.control.reason),
       );
-      this.place.event("sample", { step: this.step, prompt: settings.prompt, text });
+      if (text !== null) this.place.event("sample", { step: this.step, prompt: settings.prompt, text });
     } catch (error) {
       if (!(error instanceof DataContractError || error instanceof NonFiniteError)) throw error;
       this.#note(`no sample at step ${this.step}: ${error.message}`);
@@ -324,6 +324,7 @@ class Trainer {
   async #waitIfPaused(session) {
     if (!this.control.paused) return;
     await this.#saveIfDue(session);
+    await this.saver.wait(); // whoever waits may be ended
     await this.#entries.record(await session.pollMetrics({ wait: true }));
     this.#note(`paused after step ${this.step}`);
     await this.meter.stopped(() => this.control.untilResumed());

@@ -21,13 +21,15 @@ const SHAPES = {
 
 /**
  * lost: asked before each call that talks to the device; the first yes loses it. result: changes what a step reports. late:
- * steps after which results arrive. open: called before a session is made; may throw.
+ * steps after which results arrive. open: called before a session is made; may throw. evaluation: the loss for each target, and
+ * whether a value overflowed.
  *
  * @typedef {object} FakeOptions
  * @property {(call: string, step: number) => boolean} [lost]
  * @property {(result: StepResult) => Partial<StepResult>} [result]
  * @property {number} [late]
  * @property {() => unknown} [open]
+ * @property {{loss: number, overflow: boolean}} [evaluation]
  */
 
 /** Its state is the number of applied steps, in every weight. */
@@ -98,7 +100,8 @@ export class FakeSession {
   async evaluate(batch) {
     this.#call("evaluate");
     this.#clock.seconds += 7;
-    return { lossSum: 2 * batch.targetTokens, targetTokens: batch.targetTokens };
+    const { loss, overflow } = this.#options.evaluation ?? { loss: 2, overflow: false };
+    return { lossSum: loss * batch.targetTokens, targetTokens: batch.targetTokens, overflow };
   }
 
   /** @param {readonly number[]} _ @param {{tokens: number}} options */

@@ -361,6 +361,35 @@ export async function calibrateFixture(host, name) {
 }
 
 /**
+ * Evaluations in mixed precision: as it begins, with an activation that does not fit f16, as it was, and with such a weight.
+ *
+ * @param {Host} host
+ */
+export function overflowFixture(host) {
+  return withFixture(host, "llama-mixed", async ({ run, open }) => {
+    const session = await open();
+    const { model, optimizer, ...progress } = await session.exportState();
+    /** @param {Record<string, number>} changed @returns {Promise<boolean>} */
+    const overflows = async (changed) => {
+      await session.restore(progress, (write) => {
+        for (const [name, { data }] of Object.entries({ ...model, ...optimizer })) {
+          write(name, name in changed ? new Float32Array(data.length).fill(changed[name]) : data);
+        }
+      });
+      return (await session.evaluate(batchOf(session, run.steps[0].batches[0]))).overflow;
+    };
+    const report = {
+      plain: await overflows({}),
+      activation: await overflows({ "model.layers.0.mlp.up_proj.weight": 3e4 }),
+      again: await overflows({}),
+      weight: await overflows({ "model.norm.weight": 1e5 }),
+    };
+    session.close();
+    return report;
+  });
+}
+
+/**
  * A plan without training programs, given the weights of another run.
  *
  * @param {Host} host

@@ -115,6 +115,7 @@ class ValidationRow(BaseModel):
     loss: Finite
     perplexity: Finite
     targetTokens: Step
+    overflow: Literal[True] | None = None
 
 
 class ValidationEvent(Event):

@@ -174,7 +174,7 @@ class TabRun:
             self.board.entry(event.row, self.services.now())
 
     def _on_validation(self, event: Any) -> None:
-        row = event.row.model_dump()
+        row = event.row.model_dump(exclude_none=True)
         self._append(self.validation, row)
         if self.board is not None:
             self.board.validation(row, self.services.now())
