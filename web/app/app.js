@@ -58,10 +58,10 @@ function start(request, title) {
   ask(request);
 }
 
-/** @param {string} text @param {boolean} unfinished */
-function ended(text, unfinished) {
+/** @param {string} text */
+function ended(text) {
   busy = downloading = false;
-  run.end(text, unfinished);
+  run.end(text);
   letSleep();
 }
 
@@ -71,7 +71,7 @@ function ended(text, unfinished) {
 const HEARD = {
   runs: ({ runs }) =>
     setup.showRuns(runs, {
-      goOn: (name) => start({ ask: "on", name }, name),
+      goOn: (name) => start({ ask: "on", name, longer: false }, name),
       download: (name) => ask({ ask: "download", name }),
       remove: (name) => {
         if (confirm(`Delete ${name}? It is kept nowhere else unless you downloaded it.`)) ask({ ask: "remove", name });
@@ -86,20 +86,21 @@ const HEARD = {
     const text = { finished: `Finished at step ${step}.`, stopped: `Saved at step ${step}. You can close this tab.` }[
       String(status)
     ];
-    ended(text ?? message, step < steps);
+    run.finished = step >= steps;
+    ended(text ?? message);
     if (status === "alert") alarm(message);
   },
   error: ({ message, ask: asked }) => {
     if (asked === undefined) return; // the runner's own; the request that ends with it says so too
     if (["begin", "on", "import"].includes(asked)) {
       const began = run.name !== null && run.saved;
-      ended("This run has ended.", true);
+      ended("This run has ended.");
       if (!began) view("setup");
     }
     alarm(sentence(message));
   },
   "text-wanted": ({ name, step, source }) => {
-    ended("", false);
+    ended("");
     view("setup");
     element("wanted").hidden = false;
     show(
@@ -124,13 +125,13 @@ worker.onmessage = ({ data }) => {
   HEARD[kind]?.(facts);
 };
 worker.onerror = (event) => {
-  ended("The worker of this page failed.", false);
+  ended("The worker of this page failed.");
   alarm(sentence(`The worker of this page failed: ${event.message || "it could not start"}. Load the page again.`));
 };
 
-/** @param {string} message */
+/** An error as a sentence; one that begins with the name of a file keeps that. @param {string} message */
 function sentence(message) {
-  const begun = message.charAt(0).toUpperCase() + message.slice(1);
+  const begun = /^[a-z]+[ ,]/.test(message) ? message.charAt(0).toUpperCase() + message.slice(1) : message;
   return /[.!?]$/.test(begun) ? begun : `${begun}.`;
 }
 
@@ -148,7 +149,7 @@ button("stop").addEventListener("click", () => {
   ask({ ask: "stop" });
 });
 button("on").addEventListener("click", () => {
-  if (run.name) start({ ask: "on", name: run.name }, run.name);
+  if (run.name) start({ ask: "on", name: run.name, longer: run.finished }, run.name);
 });
 button("new").addEventListener("click", () => {
   view("setup");

@@ -36,13 +36,13 @@ import { DATA_FOLDER, freeName, history, listRuns, openJob, openRuns, sweep, wri
 
 /** An event, for the page. @typedef {{kind: string, facts: Facts}} FromWorker */
 /**
- * `begin` a run on texts (null: the page's own), go `on` with one, `import` an archive (texts null: the page's own, if it
+ * `begin` a run on texts (null: the page's own), go `on` with one (longer: for as many steps again), `import` an archive (texts null: the page's own, if it
  * is that), `download` the newest checkpoint, `remove` a run; the others concern the run that trains.
  *
  * @typedef {{ask: "list" | "pause" | "go" | "save" | "stop"}
  *   | {ask: "begin", size: string, precision: string, steps: number, texts: File[] | null}
  *   | {ask: "import", archive: File, texts: File[] | null}
- *   | {ask: "on", name: string} | {ask: "download", name: string} | {ask: "remove", name: string}} ToWorker
+ *   | {ask: "on", name: string, longer: boolean} | {ask: "download", name: string} | {ask: "remove", name: string}} ToWorker
  */
 
 const PLANS = new URL("./plans/", globalThis.location.href);
@@ -126,8 +126,11 @@ async function train(folder, name) {
   try {
     runner = new TrainingRunner({ job, place, data, openSession: sessionOpener(sitePlanner(await theSite(), PLANS)) });
     tell("phase", { phase: "warm-up" });
-    const { step } = (await place.checkpoints.latest()) ?? { step: 0 };
-    tell("history", { name, ...(await history(folder, step)) });
+    const latest = await place.checkpoints.latest();
+    const step = latest?.step ?? 0;
+    const about = { parameters: job.parameters, precision: job.config.precision.type };
+    tell("history", { name, step, planned: job.steps, about, ...(await history(folder, step)) });
+    if (latest) tellCommand(folder, job, step, latest.name);
     await runner.run();
   } finally {
     runner = null;
@@ -143,9 +146,19 @@ async function train(folder, name) {
  */
 function announce(folder, job, kind, facts) {
   tell(kind, facts);
-  if (kind !== "checkpoint") return;
-  const step = Number(facts.step);
-  const file = `${folder.name.split("/").at(-1)}-${String(facts.path).split("/").at(-1)}.hybrid`;
+  if (kind === "checkpoint") tellCommand(folder, job, Number(facts.step), String(facts.path).split("/").at(-1) ?? "");
+}
+
+/**
+ * How the desktop goes on from a checkpoint, once it is downloaded.
+ *
+ * @param {Directory} folder
+ * @param {Job} job
+ * @param {number} step
+ * @param {string} checkpoint
+ */
+function tellCommand(folder, job, step, checkpoint) {
+  const file = `${folder.name.split("/").at(-1)}-${checkpoint}.hybrid`;
   tell("command", { step, file, command: desktopCommand(file, job, step) });
 }
 
@@ -189,13 +202,19 @@ async function begin({ size: sizeName, precision, steps, texts }) {
   });
 }
 
-/** @param {string} name */
-async function goOn(name) {
+/** @param {Extract<ToWorker, {ask: "on"}>} request */
+async function goOn({ name, longer }) {
   tell("phase", { phase: "data" });
   const runs = await openRuns();
   const folder = await runs.open(name);
   if (!folder) throw new ConfigError(`there is no run called ${name} in this browser any more`);
-  await withRunLock(name, () => train(folder, name));
+  await withRunLock(name, async () => {
+    const job = await openJob(folder);
+    // Steps are no part of what a run promises; the learning rate stays where its schedule ended.
+    const run = { ...job.config.run, steps: 2 * job.steps };
+    if (longer) await writeJob(folder, { ...job, steps: run.steps, config: { ...job.config, run } });
+    await train(folder, name);
+  });
 }
 
 /** @param {Extract<ToWorker, {ask: "import"}>} request */
@@ -253,7 +272,7 @@ async function answer(request) {
     case "import":
       stopping = null;
       if (request.ask === "begin") await begin(request);
-      else if (request.ask === "on") await goOn(request.name);
+      else if (request.ask === "on") await goOn(request);
       else await takeIn(request);
       return list();
     case "list":

@@ -27,17 +27,18 @@ export class RunView {
   #first = null;
   /** @type {{step: number, loss: number} | null} */
   #held = null;
-  #steps = 1;
   /** What the run is called; null before that is known. @type {string | null} */
   name = null;
   paused = false;
   /** Whether a checkpoint can be packed. */
   saved = false;
+  /** Whether all of its steps are done. */
+  finished = false;
 
   /** Nothing is known of the run yet. @param {string} title */
   begin(title) {
     this.name = null;
-    this.paused = this.saved = false;
+    this.paused = this.saved = this.finished = false;
     this.#first = this.#held = null;
     this.#loss.clear();
     this.#rate.clear();
@@ -66,7 +67,6 @@ export class RunView {
   /** @param {number} step @param {number} steps */
   #stand(step, steps) {
     const bar = /** @type {HTMLProgressElement} */ (element("bar"));
-    this.#steps = steps;
     bar.max = steps;
     bar.value = step;
   }
@@ -90,9 +90,14 @@ export class RunView {
       list.append(make("li", "", text));
       while (list.childElementCount > NOTES) list.firstElementChild?.remove();
     },
-    history: ({ name, steps, validation }) => {
+    history: ({ name, step: done, planned, about, steps, validation }) => {
       this.name = name;
+      this.saved = done > 0;
       show("run-title", name);
+      show("about", `${parameters(about.parameters)} parameters · ${about.precision}`);
+      show("step", `${whole(done)} of ${whole(planned)}`);
+      this.#stand(done, planned);
+      if (this.saved) show("saved", `step ${whole(done)}`);
       const points = [...steps, ...validation.map((/** @type {any} */ row) => ({ held: row.loss, step: row.step }))];
       for (const { step, loss, lr, gradNorm, held } of points.sort((a, b) => a.step - b.step)) {
         this.#loss.add(step, [loss, held]);
@@ -104,7 +109,6 @@ export class RunView {
     },
     run: ({ name, step, steps, parameters: count, precision, adapter, memory }) => {
       this.name = name;
-      this.saved ||= step > 0;
       show("run-title", name);
       show("about", `${parameters(count)} parameters · ${precision} · ${adapter ?? "this browser's device"}`);
       show("memory", bytes(memory.total));
@@ -182,25 +186,16 @@ export class RunView {
     show("status", paused ? "paused" : "training");
   }
 
-  /**
-   * The run trains no more.
-   *
-   * @param {string} text
-   * @param {boolean} unfinished whether it can go on
-   */
-  end(text, unfinished) {
+  /** The run trains no more. @param {string} text */
+  end(text) {
     this.paused = false;
     this.#allow(false);
     show("status", text);
     for (const id of ["pause", "save", "stop"]) element(id).hidden = true;
-    element("on").hidden = !(unfinished && this.saved);
+    element("on").hidden = !this.saved;
+    show("on", this.finished ? "Train longer" : "Go on");
     element("new").hidden = false;
     show("left", "–");
     document.title = `${this.name ?? "run"} · hybrid`;
-  }
-
-  /** Whether the last step is done. @param {number} step */
-  isLast(step) {
-    return step >= this.#steps;
   }
 }

@@ -361,6 +361,25 @@ describe("a pause", () => {
     assert.equal(count(report.calls, "apply"), 20);
   });
 
+  test("comes after the save that was asked for with it", async () => {
+    const told = /** @type {string[]} */ ([]);
+    const report = await microRun({
+      config: { run: { steps: 8 }, checkpoint: { every: 0 } },
+      watch: (kind, { text, step }, runner) => {
+        if (kind === "step" && step === 4) {
+          runner.save();
+          runner.pause();
+        }
+        if (kind === "checkpoint") told.push(`saved ${step}`);
+        if (kind !== "note") return;
+        told.push(String(text));
+        setTimeout(() => runner.resume(), 60);
+      },
+    });
+    assert.deepEqual(told, ["saved 4", "paused after step 4", "going on after step 4", "saved 8"]);
+    assert.deepEqual(await saved(report.folder), ["step-00000004", "step-00000008"]);
+  });
+
   test("ends with a stop", async () => {
     const { outcome } = await microRun({
       watch: (kind, { text, step }, runner) => {

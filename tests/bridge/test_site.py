@@ -1,0 +1,73 @@
+"""The page as a folder of files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from browser import site_fixtures
+from hybrid.bridge import site
+from hybrid.bridge.stories import stories
+from hybrid.cli.main import main
+from hybrid.config.contract import contract
+from hybrid.config.problems import parse_config
+from hybrid.plan.folder import read_plan
+
+
+@pytest.fixture(autouse=True)
+def _page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for the built page, which needs Node.js."""
+    page = tmp_path / "built"
+    page.mkdir()
+    (page / "index.html").write_text("the page")
+    monkeypatch.setattr(site, "resource", lambda name: page)
+
+
+def test_it_holds_page_text_and_a_plan_for_each_size_precision_and_profile(tmp_path: Path) -> None:
+    out = tmp_path / "site"
+    site_fixtures.write(out)
+    assert (out / "index.html").read_text() == "the page"
+    document = json.loads((out / "plans" / "index.json").read_text())
+    assert (out / "plans" / document["text"]["file"]).stat().st_size == document["text"]["bytes"]
+    [size] = document["sizes"]
+    assert size["parameters"] == 21_600
+    for precision, variant in size["precisions"].items():
+        config = parse_config(variant["config"])
+        assert contract(config) == variant["contract"]
+        assert config.precision.type == precision
+        for listed in variant["plans"]:
+            plan = read_plan(out / "plans" / listed["folder"])
+            assert plan.precision == precision
+            assert plan.requires == listed["requires"]
+            assert ("subgroups" in plan.requires["features"]) == bool(listed["subgroupSize"])
+            assert listed["memoryBytes"] == sum(sum(pages) for pages in plan.arenas.values())
+
+
+def test_the_same_sources_write_the_same_bytes(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        site_fixtures.write(tmp_path / name)
+    files = [path.relative_to(tmp_path / "one") for path in (tmp_path / "one").rglob("*") if path.is_file()]
+    assert len(files) > 8
+    for file in files:
+        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes(), file
+
+
+def test_the_command_writes_nothing_into_a_folder_that_holds_something(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "kept").write_text("mine")
+    assert main(["export-site", str(tmp_path)]) == 2
+    assert "expected a new or empty folder" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["built", "kept"]
+
+
+def test_the_stories_are_plain_english_and_always_the_same() -> None:
+    text = stories(50)
+    assert text == stories(50)
+    assert text != stories(50, seed=1)
+    assert text.isascii()
+    assert text.startswith("Once upon a time ")
+    assert len(text.split("\n\n")) == 50
+    assert "{" not in text
