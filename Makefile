@@ -8,7 +8,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .SUFFIXES:
 .DELETE_ON_ERROR:
-.PHONY: help train test lint typecheck pytest web web-test acceptance benchmark-env wheel lock system-packages clean
+.PHONY: help train test lint typecheck pytest web pyodide web-test acceptance benchmark-env wheel lock system-packages clean
 
 VENV := .venv
 PYTHON := $(VENV)/bin/python
@@ -19,6 +19,7 @@ TORCH := $(VENV)/.installed-torch
 NODE_MODULES := web/node_modules/.installed
 NPM := npm --prefix web
 PAGE := web/dist/launch.html
+PYODIDE := web/dist/pyodide/worker.js
 RIVALS := .venv-benchmarks/.installed
 
 # What a Debian machine needs beside Python packages. Chromium brings SwiftShader, the second Vulkan driver of the tests.
@@ -63,6 +64,8 @@ acceptance: $(TORCH) $(PAGE) $(RIVALS) system-packages ## the long checks; write
 benchmark-env: $(RIVALS) ## the environment of the rivals that benchmarks/ measures (tinygrad with Dawn, jax-js, TensorFlow.js)
 
 web: $(PAGE) ## build the page that trains in a tab (for `hybrid train --backend browser`)
+
+pyodide: $(PYODIDE) ## build Python in the tab (13 MB in web/dist/pyodide), which compiles plans and runs scripts there
 
 wheel: $(DEV) $(PAGE) ## build dist/*.whl, with shaders, schemas and the page inside
 	@$(PYTHON) -m pip --disable-pip-version-check wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
@@ -123,6 +126,12 @@ $(NODE_MODULES): web/package.json web/package-lock.json | $(DEV)
 $(PAGE): $(NODE_MODULES) $(shell find web/runtime web/launch -type f) web/build.js
 	@echo "building the page"
 	@$(NPM) run --silent build
+	@touch $@
+
+# After the page, whose build empties web/dist.
+$(PYODIDE): $(PAGE) $(shell find web/pyodide bridge/pyodide shaders python/hybrid -type f -not -name '*.pyc') web/build_pyodide.js
+	@echo "building Python in the tab"
+	@$(NPM) run --silent build:pyodide
 	@touch $@
 
 $(RIVALS): benchmarks/requirements.lock benchmarks/web/package-lock.json | $(NODE_MODULES)

@@ -94,16 +94,17 @@ export class PythonWorker {
    * Runs a script to its end.
    *
    * @param {string} source
-   * @param {Listeners & {seconds?: number}} [options] seconds: it is stopped after as many
+   * @param {Listeners & {seconds?: number, texts?: Record<string, string>}} [options] seconds: it is stopped after as
+   *   many. texts: files by name that it finds where it runs: open("corpus.txt")
    * @throws {HybridError} a ScriptError with `line` and `kind`, or StopRequested
    */
-  async runScript(source, { seconds, ...listeners } = {}) {
+  async runScript(source, { seconds, texts = {}, ...listeners } = {}) {
     if (this.#script !== null) throw new HybridError("a script is running already: stop it first");
     if (seconds !== undefined) {
       const late = () => this.stop(`it did not end within ${seconds} s`);
       this.#timers.push(setTimeout(late, seconds * 1000));
     }
-    const answer = this.#ask("runScript", [source], listeners);
+    const answer = this.#ask("runScript", [source, texts], listeners);
     this.#script = this.#asked;
     try {
       await answer;

@@ -5,7 +5,7 @@
  */
 
 import { errorNamed, HybridError, StopRequested } from "../runtime/errors.js";
-import { writeAll } from "../runtime/folders/folder.js";
+import { checkName, writeAll } from "../runtime/folders/folder.js";
 import { MemoryDirectory } from "../runtime/folders/memory.js";
 import { ScriptHost } from "./script_host.js";
 
@@ -23,6 +23,12 @@ import { ScriptHost } from "./script_host.js";
  */
 
 /** Parameters, and bytes by arena with their `total`. @typedef {{parameters: number, memory: Record<string, number>}} Estimate */
+
+/**
+ * print: a line that it printed. texts: files by name, which it finds in the folder where it runs: open("corpus.txt").
+ *
+ * @typedef {{print?: (line: string) => void, texts?: Record<string, string>}} ScriptOptions
+ */
 
 const LIBRARY = "/lib/hybrid";
 const STOP_SIGNAL = 2; // SIGINT
@@ -122,17 +128,19 @@ export class TabPython {
    * Runs a script to its end. One at a time.
    *
    * @param {string} source
-   * @param {HostOptions & {print?: (line: string) => void}} options print: a line that it printed
+   * @param {HostOptions & ScriptOptions} options
    * @throws {ScriptError} for what the script did wrong
    * @throws {StopRequested} when it was stopped
    */
-  async runScript(source, { print = () => {}, ...options }) {
+  async runScript(source, { print = () => {}, texts = {}, ...options }) {
     if (this.#host) throw new HybridError("a script is running already: stop it first");
+    for (const name of Object.keys(texts)) checkName({ name: "the script's folder" }, name);
     const host = new ScriptHost(options);
     this.#host = host;
     const python = this.#python;
     try {
       for (const stream of ["setStdout", "setStderr"]) python[stream]({ batched: print });
+      for (const [name, text] of Object.entries(texts)) python.FS.writeFile(name, text);
       const outcome = JSON.parse(await this.#running.run(source, host));
       if (!outcome.kind) return;
       if (outcome.kind === "Stopped" || outcome.kind === "StopRequested") {
@@ -142,6 +150,9 @@ export class TabPython {
       throw new ScriptError(outcome);
     } finally {
       for (const stream of ["setStdout", "setStderr"]) python[stream]();
+      for (const name of Object.keys(texts)) {
+        if (python.FS.analyzePath(name).exists) python.FS.unlink(name);
+      }
       this.#host = null;
       await host.close();
     }

@@ -35,6 +35,7 @@ async function answer({ id, ask, parameters }) {
   if (ask === "estimate") return python.estimate(parameters[0], parameters[1]);
   if (ask === "stop") return python.stop(parameters[0]);
   return python.runScript(parameters[0], {
+    texts: parameters[1],
     openDevice: () => openDevice(),
     print: (line) => globalThis.postMessage({ id, print: line }),
     report: (values) => globalThis.postMessage({ id, report: values }),

@@ -132,6 +132,13 @@ describe("a script", { skip }, () => {
     ]);
   });
 
+  test("reads the texts that the page gives it, which are gone afterwards", async () => {
+    const source = "import os\nprint(open('corpus.txt').read() if os.path.exists('corpus.txt') else 'none')";
+    assert.deepEqual(await run(source, { texts: { "corpus.txt": "naïve ☕" } }), ["naïve ☕"]);
+    assert.deepEqual(await run(source), ["none"]);
+    await assert.rejects(run(source, { texts: { "../corpus.txt": "" } }), /the name '\.\.\/corpus\.txt' is refused/);
+  });
+
   test("reports numbers to the page", async () => {
     /** @type {object[]} */
     const reports = [];
