@@ -39,13 +39,23 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StaticServer]:
 class App:
     """The page, and what a person does with it."""
 
-    def __init__(self, chromium: Chromium, site: StaticServer, script: str = "", **options: Any) -> None:
+    def __init__(
+        self, chromium: Chromium, site: StaticServer, script: str = "", in_worker: str = "", **options: Any
+    ) -> None:
+        """script, in_worker: code of ours with which the page, or its worker, begins."""
         self.requests: list[str] = []
 
         def new_context() -> Any:
             context = chromium.browser.new_context(**options)
             context.set_default_timeout(PATIENCE)
             context.on("request", lambda request: self.requests.append(request.url))
+
+            def answer(route: Any) -> None:
+                response = route.fetch()
+                route.fulfill(response=response, body=in_worker + response.text())
+
+            if in_worker:
+                context.route("**/app_worker.js", answer)
             if script:
                 context.add_init_script(script)
             return context
@@ -186,7 +196,7 @@ def test_the_keyboard_is_enough(chromium: Chromium, site: StaticServer) -> None:
 def test_a_run_pauses_saves_and_goes_on_after_a_reload(chromium: Chromium, site: StaticServer) -> None:
     with App(chromium, site) as app:
         app.begin(100_000)
-        app.wait("#rate:not(:text-is('–'))")
+        app.wait("#rate:text-matches('[0-9]')")
         app.press("Pause")
         step = app.saved()
         assert app.text("#status") == "paused"
@@ -299,3 +309,35 @@ def test_without_an_adapter_the_page_says_what_to_do(chromium: Chromium, site: S
         assert "chrome://gpu" in app.wait("#alert-text")
         assert app.do(lambda page: page.locator("#train").is_disabled())
         assert app.violations() == []
+
+
+LOSE_THE_DEVICE = """
+const request = GPUAdapter.prototype.requestDevice;
+const tell = globalThis.postMessage;
+const devices = [];
+GPUAdapter.prototype.requestDevice = async function (...wanted) {
+  devices.push(await request.apply(this, wanted));
+  return devices.at(-1);
+};
+globalThis.postMessage = (message) => {
+  tell.call(globalThis, message);
+  if (devices.length === 1 && message.kind === "step" && message.facts.step === 30) devices[0].destroy();
+};
+"""
+
+
+def test_a_lost_device_is_replaced_and_the_run_finishes(chromium: Chromium, site: StaticServer) -> None:
+    with App(chromium, site, in_worker=LOSE_THE_DEVICE) as app:
+        app.begin(60)
+        assert app.finish() == "Finished at step 60."
+        app.do(lambda page: page.get_by_text("Notes").click())
+        assert "the device was lost" in app.text("#notes")
+
+
+def test_a_full_disk_is_said_with_what_to_do(chromium: Chromium, site: StaticServer) -> None:
+    full = "navigator.storage.estimate = async () => ({ quota: 1000, usage: 900 });"
+    with App(chromium, site, in_worker=full) as app:
+        app.begin(60)
+        said = app.wait("#alert-text")
+        assert "this browser has 100 left" in said and "delete older runs" in said
+        assert app.do(lambda page: page.locator("#train").is_enabled())
