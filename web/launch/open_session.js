@@ -3,7 +3,7 @@
  */
 
 import { openDevice } from "../runtime/device.js";
-import { fetchFiles, loadPlan } from "../runtime/plan.js";
+import { loadPlan } from "../runtime/plan.js";
 import { metricsInterval } from "../runtime/runner/job.js";
 import { PlanSession } from "../runtime/session.js";
 import { deviceProfile } from "../runtime/subgroups.js";
@@ -22,7 +22,10 @@ export function sessionOpener(server) {
     try {
       progress("compiling the plan", 0, 1);
       const { plan: folder } = await server.post("profile", await deviceProfile(device));
-      const plan = await loadPlan(fetchFiles(new URL(folder, server.base)));
+      const plan = await loadPlan(async (name) => {
+        const answer = await server.request(folder + name);
+        return new Uint8Array(await answer.arrayBuffer());
+      });
       return await PlanSession.create(plan, {
         device,
         seed: job.config.run.seed,

@@ -4,7 +4,6 @@
 
 import { prepareData } from "../runtime/data/prepare.js";
 import { ConfigError } from "../runtime/errors.js";
-import { HttpFolder } from "../runtime/folders/http.js";
 import { Control } from "../runtime/runner/control.js";
 import { readJob } from "../runtime/runner/job.js";
 import { LaunchServer } from "../runtime/runner/launch_server.js";
@@ -58,8 +57,7 @@ async function train(server) {
     place.event("phase", { phase: "data" });
     const control = new Control(() => place.stop(), job.config.run.maxHours, seconds);
     const progress = setUpProgress(place, seconds, () => control.check());
-    const store = new HttpFolder(new URL("data/", server.base), { name: "the token store" });
-    const data = await prepareData(store, job.config.data, { progress });
+    const data = await prepareData(server.folder("data/", "the token store"), job.config.data, { progress });
     runner = new TrainingRunner({ job, place, data, openSession: sessionOpener(server) });
     await runner.run();
   } catch (error) {

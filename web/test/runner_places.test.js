@@ -248,6 +248,30 @@ describe("a launched run", () => {
     assert.deepEqual(steps, [1, 2, 3, 4, 5, 6]);
   });
 
+  test("sends again what was answered by half", async () => {
+    const half = () => new ReadableStream({ pull: (controller) => controller.error(new TypeError("network error")) });
+    let broken = 0;
+    const parts = fakeServer((_, count) => (count % 3 === 0 && ++broken ? new Response(half()) : null));
+    assert.equal((await launch(parts)).status, "finished");
+    assert.ok(broken > 2);
+    const steps = parts.state.events.filter(({ kind }) => kind === "entry").map(({ row }) => row.step);
+    assert.deepEqual(steps, [1, 2, 3, 4, 5, 6]);
+  });
+
+  test("reads files again whose answer broke off", async () => {
+    const bytes = Uint8Array.from([5, 6, 7, 8]);
+    let asked = 0;
+    const { server } = fakeServer((path) => {
+      assert.equal(path, "data/tokens.bin");
+      const broken = new ReadableStream({ pull: (controller) => controller.error(new TypeError("network error")) });
+      const headers = { "Content-Range": asked++ < 2 ? "bytes 0-0/4" : "bytes 0-3/4" };
+      const whole = asked === 2 ? bytes.slice(0, 1) : bytes;
+      return new Response(asked % 2 ? broken : whole, { status: 206, headers });
+    });
+    assert.deepEqual(await server.folder("data/", "the store").read("tokens.bin"), bytes);
+    assert.equal(asked, 4);
+  });
+
   test("goes on when the answer to a piece of a file was lost on the way", async () => {
     /** @type {string[]} */
     const lost = [];

@@ -2,11 +2,12 @@
  * @file Requests to the small server of the program that opened this page.
  *
  * A page is known there by a name that it gives itself at each load. Answers are typed errors where they are none of
- * success. May import: errors, contracts.
+ * success. May import: errors, contracts, folders.
  */
 
 import { isObject } from "../contracts/values.js";
 import { errorNamed, HybridError } from "../errors.js";
+import { HttpFolder } from "../folders/http.js";
 
 /** @typedef {typeof globalThis.fetch} Fetch */
 
@@ -59,6 +60,14 @@ export class LaunchServer {
   }
 
   /**
+   * @param {string} path of a folder below the base, with a slash at its end
+   * @param {string} name for messages
+   */
+  folder(path, name) {
+    return new HttpFolder(new URL(path, this.base), { name, fetch: (url, init) => this.ask(url, init) });
+  }
+
+  /**
    * POST a value.
    *
    * @param {string} path
@@ -71,9 +80,10 @@ export class LaunchServer {
   }
 
   /**
-   * Any answer. Tries again for a few seconds when there is none.
+   * Any answer, whole. Tries again for a few seconds when none comes, or one that breaks off: browsers end requests when the
+   * machine wakes up, or the network changes, also those to the machine itself.
    *
-   * @param {string} path
+   * @param {string | URL} path below the base
    * @param {RequestInit} [init]
    * @returns {Promise<Response>}
    */
@@ -81,7 +91,8 @@ export class LaunchServer {
     const headers = { ...init?.headers, "X-Hybrid-Tab": this.#tab };
     for (let attempt = 0; ; attempt++) {
       try {
-        return await this.#fetch(new URL(path, this.base), { cache: "no-store", ...init, headers });
+        const answer = await this.#fetch(new URL(path, this.base), { cache: "no-store", ...init, headers });
+        return new Response(await answer.arrayBuffer(), answer);
       } catch (cause) {
         if (attempt === RETRIES_MS.length) {
           const message = "the program that opened this page does not answer any more; start it again to go on";

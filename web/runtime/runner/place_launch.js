@@ -11,7 +11,6 @@ import { writeCheckpoint } from "../checkpoint/snapshot.js";
 import { stepFolderName } from "../checkpoint/store.js";
 import { CheckpointNotFound } from "../errors.js";
 import { PIECE_BYTES } from "../folders/folder.js";
-import { HttpFolder } from "../folders/http.js";
 import { refusal } from "./launch_server.js";
 
 /** @import { Snapshot } from "../checkpoint/snapshot.js" */
@@ -73,7 +72,7 @@ export class LaunchRunPlace {
         if (name !== this.#latest?.name) {
           throw new CheckpointNotFound(`${this.location}: there is no checkpoint ${name} to go on from`);
         }
-        return new HttpFolder(new URL(`checkpoints/${name}/`, server.base), { name: `${this.location}: ${name}` });
+        return server.folder(`checkpoints/${name}/`, `${this.location}: ${name}`);
       },
       continueFrom: (manifest) => {
         this.#parent = manifest.checkpointHash;
