@@ -60,7 +60,7 @@ COMMON: dict[str, Any] = {
 SIZES: Sizes = {
     "tiny": {
         "title": "Tiny",
-        "about": "Learns words within a minute, on any device.",
+        "about": "For a first look, on any device.",
         "settings": {
             "model": {"layers": 2, "width": 64, "heads": 4},
             "data": {"sequenceLength": 64, "batchSize": 16},
@@ -70,7 +70,7 @@ SIZES: Sizes = {
     },
     "small": {
         "title": "Small",
-        "about": "Learns whole sentences in a few minutes.",
+        "about": "Writes better sentences; a laptop's graphics will do.",
         "settings": {
             "model": {"layers": 4, "width": 128, "heads": 4},
             "data": {"sequenceLength": 128, "batchSize": 16},
