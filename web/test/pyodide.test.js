@@ -3,6 +3,7 @@
 import assert from "node:assert/strict";
 import { after, describe, test } from "node:test";
 import { Worker } from "node:worker_threads";
+import { planRequest } from "../pyodide/plan_request.js";
 import { ScriptError } from "../pyodide/tab_python.js";
 import { Batch } from "../runtime/batch.js";
 import { openDevice } from "../runtime/device.js";
@@ -93,6 +94,15 @@ describe("a plan compiled in the tab", { skip }, () => {
       assert.deepEqual(found, files);
     });
   }
+
+  test("follows from the settings of a run alone", async () => {
+    for (const { name, settings, profile, files } of JSON.parse(askPython("-m", "tab_python.runs"))) {
+      const folder = await python.compilePlan(planRequest(settings), profile);
+      for (const file of await folder.list()) {
+        assert.equal(new Sha256().update(await folder.read(file)).hex(), files[file], `${file} of a run ${name}`);
+      }
+    }
+  });
 
   test("is refused in the desktop's words", async () => {
     const [{ request, profile }] = cases;
