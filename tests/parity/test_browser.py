@@ -11,12 +11,11 @@ import pytest
 from browser.harness import Chromium, StaticServer
 from hybrid.resources import resource
 from hybrid.training.parity import checks
-from hybrid.training.parity.contract import SHORT_STEPS, Row
 from hybrid.training.parity.mutants import MUTANTS, check_mutants
 from hybrid.training.parity.runtimes import SessionRuntime, float64, webgpu
-from hybrid.training.parity.workload import MODELS, Workload
+from hybrid.training.parity.workload import MODELS
 from parity.browser_runtime import browser
-from parity.traces import traces
+from parity.traces import assert_all_pass, traces, workload
 
 pytestmark = pytest.mark.browser
 
@@ -37,20 +36,6 @@ def desktop() -> Iterator[SessionRuntime]:
     runtime = webgpu()
     yield runtime
     runtime.close()
-
-
-def workload(model: str) -> Workload:
-    return Workload(model, MODELS[model], SHORT_STEPS)
-
-
-def assert_all_pass(rows: list[Row]) -> None:
-    assert rows
-    failed = [
-        f"{r.model}: {r.promise.what} ({', '.join(r.runtimes)}): {r.measured} > {r.promise.limit} {r.note}"
-        for r in rows
-        if not r.passed
-    ]
-    assert not failed, "\n".join(failed)
 
 
 @pytest.mark.webgpu

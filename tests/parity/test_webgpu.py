@@ -15,11 +15,10 @@ import pytest
 
 from conftest import swiftshader_icd
 from hybrid.training.parity import checks
-from hybrid.training.parity.contract import SHORT_STEPS, Row
 from hybrid.training.parity.mutants import MUTANTS, check_mutants
 from hybrid.training.parity.runtimes import SessionRuntime, float64, reference, webgpu
-from hybrid.training.parity.workload import MODELS, Workload
-from parity.traces import traces
+from hybrid.training.parity.workload import MODELS
+from parity.traces import assert_all_pass, traces, workload
 
 
 @pytest.fixture(scope="module")
@@ -27,20 +26,6 @@ def device_runtime() -> Iterator[SessionRuntime]:
     runtime = webgpu()
     yield runtime
     runtime.close()
-
-
-def workload(model: str) -> Workload:
-    return Workload(model, MODELS[model], SHORT_STEPS)
-
-
-def assert_all_pass(rows: list[Row]) -> None:
-    assert rows
-    failed = [
-        f"{r.model}: {r.promise.what} ({', '.join(r.runtimes)}): {r.measured} > {r.promise.limit} {r.note}"
-        for r in rows
-        if not r.passed
-    ]
-    assert not failed, "\n".join(failed)
 
 
 @pytest.mark.webgpu

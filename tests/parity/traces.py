@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from functools import cache
 
+from hybrid.training.parity.contract import SHORT_STEPS, Row
 from hybrid.training.parity.runtimes import Runtime, Trace, float64, reference
-from hybrid.training.parity.workload import Workload
+from hybrid.training.parity.workload import MODELS, Workload
 
 
 def open_runtime(name: str) -> Runtime:
@@ -24,3 +25,18 @@ def trace(runtime: str, workload: Workload) -> Trace:
 
 def traces(workload: Workload, *runtimes: str) -> dict[str, Trace]:
     return {runtime: trace(runtime, workload) for runtime in runtimes}
+
+
+def workload(model: str) -> Workload:
+    """Ten steps of one of the models."""
+    return Workload(model, MODELS[model], SHORT_STEPS)
+
+
+def assert_all_pass(rows: list[Row]) -> None:
+    assert rows
+    failed = [
+        f"{r.model}: {r.promise.what} ({', '.join(r.runtimes)}): {r.measured} > {r.promise.limit} {r.note}"
+        for r in rows
+        if not r.passed
+    ]
+    assert not failed, "\n".join(failed)
