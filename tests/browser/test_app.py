@@ -161,7 +161,7 @@ def test_a_model_is_trained_by_clicking_and_axe_finds_nothing(
         assert app.wait("#status:text-matches('Finished')").startswith("Finished at step 60")
         assert "data.source=stories.txt --steps 120" in app.text("#command")
         app.press("Train longer")
-        app.wait("#stop:enabled")
+        app.wait("#pause:enabled")
         assert app.text("#step").endswith(" of 120")
         app.press("Save and stop")
         app.finish()
@@ -188,9 +188,22 @@ def test_the_keyboard_is_enough(chromium: Chromium, site: StaticServer) -> None:
             return reached
 
         assert app.do(go) == ["size", "text", "files", "steps", "precision", "train"]
+        assert app.do(lambda page: page.evaluate("document.activeElement.id")) == "run-title"
         app.wait("#pause:enabled")
-        app.do(lambda page: (page.locator("#stop").focus(), page.keyboard.press("Enter")))
+        app.do(lambda page: [page.keyboard.press(key) for key in ("Tab", "Tab", "Tab", "Enter")])
         assert app.finish().startswith(("Saved at step", "Finished"))
+        assert app.do(lambda page: page.get_by_role("status").all_inner_texts())[-1] == app.text("#status")
+
+
+def test_a_stop_before_the_first_step_leads_back_and_leaves_nothing(chromium: Chromium, site: StaticServer) -> None:
+    with App(chromium, site) as app:
+        app.begin(60)
+        app.press("Save and stop")
+        app.wait("#setup")
+        assert app.do(lambda page: page.locator("#alert").is_hidden())
+        assert app.do(lambda page: page.locator("#run-list li").count()) == 0
+        app.begin(10)
+        assert app.finish() == "Finished at step 10."
 
 
 def test_a_run_pauses_saves_and_goes_on_after_a_reload(chromium: Chromium, site: StaticServer) -> None:
@@ -212,7 +225,7 @@ def test_a_run_pauses_saves_and_goes_on_after_a_reload(chromium: Chromium, site:
         app.press("Save and stop")
         assert app.finish().endswith("You can close this tab.")
         app.press("Go on")
-        app.wait("#stop:enabled")
+        app.wait("#pause:enabled")
         app.press("Save and stop")
         app.finish()
 
@@ -257,7 +270,7 @@ def test_a_run_is_carried_to_another_browser_and_to_the_desktop(
                 [{"name": "my tales.txt", "mimeType": "text/plain", "buffer": text}]
             )
         )
-        other.wait("#stop:enabled")
+        other.wait("#pause:enabled")
         assert int(other.text("#step").split(" of ")[0]) >= 40
         other.press("Save and stop")
         other.finish()
@@ -281,7 +294,7 @@ def test_a_run_on_the_text_of_the_page_needs_nothing_else(
     with App(chromium, site) as other:
         other.ready()
         other.drop(run.name, run.read_bytes())
-        other.wait("#stop:enabled")
+        other.wait("#pause:enabled")
         other.press("Save and stop")
         other.finish()
 

@@ -27,9 +27,12 @@ const ask = (request) => worker.postMessage(request);
 
 /** @param {"setup" | "run"} name */
 function view(name) {
+  const changes = element(name).hidden;
   element("setup").hidden = name !== "setup";
   element("run").hidden = name !== "run";
   if (name === "setup") document.title = "hybrid";
+  if (changes) element(`${name}-title`).focus({ preventScroll: true }); // what had the focus is gone
+  if (changes) scrollTo(0, 0);
 }
 
 /** @param {string} message */
@@ -90,14 +93,14 @@ const HEARD = {
     ended(text ?? message);
     if (status === "alert") alarm(message);
   },
-  error: ({ message, ask: asked }) => {
+  error: ({ error, message, ask: asked }) => {
     if (asked === undefined) return; // the runner's own; the request that ends with it says so too
     if (["begin", "on", "import"].includes(asked)) {
       const began = run.name !== null && run.saved;
       ended("This run has ended.");
       if (!began) view("setup");
     }
-    alarm(sentence(message));
+    if (error !== "StopRequested") alarm(sentence(message));
   },
   "text-wanted": ({ name, step, source }) => {
     ended("");
@@ -154,7 +157,6 @@ button("on").addEventListener("click", () => {
 button("new").addEventListener("click", () => {
   view("setup");
   ask({ ask: "list" });
-  element("setup-title").scrollIntoView();
 });
 button("download").addEventListener("click", () => {
   if (!run.name) return;

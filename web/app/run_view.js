@@ -35,6 +35,9 @@ export class RunView {
   /** Whether all of its steps are done. */
   finished = false;
 
+  /** Tenths of the run that were spoken of. */
+  #tenths = 0;
+
   /** Nothing is known of the run yet. @param {string} title */
   begin(title) {
     this.name = null;
@@ -55,7 +58,10 @@ export class RunView {
     for (const id of ["on", "new"]) element(id).hidden = true;
     for (const id of ["pause", "save", "stop"]) element(id).hidden = false;
     this.#allow(false);
+    button("stop").disabled = false; // also before the first step
     this.#stand(0, 1);
+    this.#tenths = 0;
+    show("spoken", `${title}: getting ready`);
   }
 
   /** @param {boolean} training */
@@ -128,6 +134,7 @@ export class RunView {
       this.#loss.add(step, [loss, undefined]);
       this.#rate.add(step, [lr, gradNorm]);
       this.#describe(step, loss, lr, gradNorm);
+      this.#speak(step, steps, loss);
       document.title = `${Math.floor((100 * step) / steps)} % · ${this.name} · hybrid`;
     },
     validation: (row) => {
@@ -145,6 +152,13 @@ export class RunView {
       button("copy").disabled = false;
     },
   };
+
+  /** Ten times a run, for whoever listens to it. @param {number} step @param {number} steps @param {number} loss */
+  #speak(step, steps, loss) {
+    const tenths = Math.floor((10 * step) / steps);
+    if (tenths > this.#tenths) show("spoken", `${tenths}0 percent done, loss ${loss.toFixed(2)}`);
+    this.#tenths = tenths;
+  }
 
   /** @param {{step: number, loss: number}} row */
   #validation(row) {
@@ -184,6 +198,7 @@ export class RunView {
     this.paused = paused;
     button("pause").textContent = paused ? "Resume" : "Pause";
     show("status", paused ? "paused" : "training");
+    show("spoken", paused ? "paused" : "training");
   }
 
   /** The run trains no more. @param {string} text */
@@ -191,6 +206,7 @@ export class RunView {
     this.paused = false;
     this.#allow(false);
     show("status", text);
+    show("spoken", text);
     for (const id of ["pause", "save", "stop"]) element(id).hidden = true;
     element("on").hidden = !this.saved;
     show("on", this.finished ? "Train longer" : "Go on");
