@@ -124,15 +124,25 @@ export class PythonWorker {
   stop(reason = "asked for on the page") {
     const script = this.#script;
     if (script === null) return;
-    this.#ask("stop", [reason]).catch(() => {});
-    const still = (/** @type {() => void} */ then) => () => {
-      if (this.#script === script) then();
+    /** @param {number} milliseconds @param {() => void} then unless the script has ended by then */
+    const later = (milliseconds, then) => {
+      const wait = () => this.#script === script && then();
+      this.#timers.push(setTimeout(wait, milliseconds));
     };
-    const interrupt = still(() => {
-      if (this.#interrupt) Atomics.store(this.#interrupt, 0, SIGNAL);
-    });
-    const end = still(() => this.#end(new StopRequested(`the script was stopped, and Python with it: ${reason}`)));
-    this.#timers.push(setTimeout(interrupt, INTERRUPT_AFTER_MS), setTimeout(end, END_AFTER_MS));
+    // Only who does not answer is busy in the script, and interrupted: anywhere else the interrupt would be lost.
+    const ask = (/** @type {string} */ what) => {
+      let heard = false;
+      const hear = () => {
+        heard = true;
+      };
+      this.#ask(what, [reason]).then(hear, hear);
+      later(INTERRUPT_AFTER_MS, () => {
+        if (!heard && this.#interrupt) Atomics.store(this.#interrupt, 0, SIGNAL);
+        ask("ping");
+      });
+    };
+    ask("stop");
+    later(END_AFTER_MS, () => this.#end(new StopRequested(`the script was stopped, and Python with it: ${reason}`)));
   }
 
   /** Whether the worker is gone: open another one. */

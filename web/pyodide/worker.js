@@ -7,7 +7,7 @@ import { describe } from "../runtime/errors.js";
 import { ScriptError, TabPython } from "./tab_python.js";
 
 /**
- * @typedef {{id: number, ask: "open" | "planFiles" | "estimate" | "runScript" | "stop", parameters: any[]}} Request
+ * @typedef {{id: number, ask: "open" | "planFiles" | "estimate" | "runScript" | "stop" | "ping", parameters: any[]}} Request
  */
 
 /** @type {TabPython | null} */
@@ -30,6 +30,7 @@ async function open(interrupt) {
 /** @param {Request} request @returns {Promise<any>} */
 async function answer({ id, ask, parameters }) {
   if (ask === "open") return open(parameters[0]);
+  if (ask === "ping") return null; // not busy
   if (!python) throw new Error("Python is not open");
   if (ask === "planFiles") return python.planFiles(parameters[0], parameters[1]);
   if (ask === "estimate") return python.estimate(parameters[0], parameters[1]);
