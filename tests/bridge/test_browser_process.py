@@ -116,8 +116,23 @@ def test_the_users_browser_is_asked_and_the_address_is_shown(monkeypatch: pytest
     asked: list[str] = []
     notes: list[str] = []
     monkeypatch.setattr(webbrowser, "open", lambda url: asked.append(url) or opens)
+    monkeypatch.setenv("DISPLAY", ":0")
     shown = UserBrowser(URL, notes.append)
     assert asked == [URL] and notes[0].endswith(URL)
     assert notes[0].startswith("training in the browser" if opens else "open this address")
     assert shown.problem() is None and not shown.is_ours
     shown.close()
+
+
+def test_in_a_plain_terminal_only_the_address_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
+        monkeypatch.delenv(name, raising=False)
+    asked: list[str] = []
+    notes: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", lambda url: asked.append(url) or True)
+    UserBrowser(URL, notes.append)
+    assert asked == [] and notes == [f"open this address in a browser with WebGPU: {URL}"]
+    monkeypatch.setenv("BROWSER", "one-that-i-like")
+    UserBrowser(URL, notes.append)
+    assert asked == [URL]

@@ -77,8 +77,9 @@ class UserBrowser:
 
     def __init__(self, url: str, note: Callable[[str], None]) -> None:
         opened = False
-        with contextlib.suppress(webbrowser.Error, OSError):
-            opened = webbrowser.open(url)
+        if has_desktop():
+            with contextlib.suppress(webbrowser.Error, OSError):
+                opened = webbrowser.open(url)
         note(f"training in the browser: {url}" if opened else f"open this address in a browser with WebGPU: {url}")
 
     def problem(self) -> str | None:
@@ -136,6 +137,12 @@ class HeadlessChromium:
         while self._profile.exists() and time.monotonic() < deadline:
             self._temporary.close()  # its last process may still write
             time.sleep(0.05)
+
+
+def has_desktop() -> bool:
+    """Whether a window can be opened here. In a plain terminal, `webbrowser` would start one that shows text, which has
+    no WebGPU, and wait for its end."""
+    return sys.platform != "linux" or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))
 
 
 def find_chromium() -> str:
