@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -413,3 +414,17 @@ def test_a_dry_run_compiles_for_any_browser_and_opens_none(tmp_path: Path) -> No
     assert facts["backend"] == {"backend": "browser", "precision": "f32"}
     assert facts["memory"]["total"] > 16 * facts["parameters"] and facts["step"] == 0
     assert not (tmp_path / "run").exists()
+
+
+def test_a_page_that_is_older_than_its_sources_is_used_with_a_remark(
+    tmp_path: Path, recording: Path, site: Path
+) -> None:
+    for changed in (False, True):
+        if changed:
+            (tmp_path / "runtime").mkdir()
+            (tmp_path / "runtime" / "session.js").write_text("// new")
+            os.utime(tmp_path / "runtime" / "session.js", (2e9, 2e9))
+        view = Recorder()
+        train_in_tab(tmp_path, recording, Tab.train, f"run.name=micro{changed}", view=view)
+        assert ("make web" in str(view.of("note"))) is changed
+        (tmp_path / "run").rename(tmp_path / f"run-{changed}")

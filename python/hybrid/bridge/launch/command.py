@@ -81,16 +81,19 @@ def _in_a_tab(
     from hybrid.bridge.launch.desk import Desk
     from hybrid.bridge.launch.run import TabRun
     from hybrid.bridge.launch.watch import wait_for_end
-    from hybrid.bridge.server.files import web_build
+    from hybrid.bridge.server.files import is_outdated, web_build
     from hybrid.bridge.server.plans import PlanShelf
     from hybrid.bridge.server.serving import Serving
 
+    site = web_build()
+    if is_outdated(site):
+        services.note("the page is older than its sources: `make web` builds it anew")
     with contextlib.ExitStack() as stack:
         run = stack.enter_context(TabRun(request, services, prepared, store, record))
         shelf = PlanShelf()
         stack.callback(shelf.close)
         desk = Desk(run.apply, services.stop, services.clock)
-        serving = stack.enter_context(Serving(launch_app(desk, run, web_build(), shelf), MOST_BYTES))
+        serving = stack.enter_context(Serving(launch_app(desk, run, site, shelf), MOST_BYTES))
         browser = opener(serving.url)
         stack.callback(browser.close)
         end = wait_for_end(desk, browser, services.stop, services.clock, run.where_it_goes_on)

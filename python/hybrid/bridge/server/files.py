@@ -18,6 +18,7 @@ from hybrid.errors import HybridError
 from hybrid.resources import resource
 
 PAGE = "launch.html"
+SOURCES = ("runtime", "launch")
 BLOCK_BYTES = 1024 * 1024
 
 # The system's table may say otherwise, and a browser runs a module only under the right type.
@@ -34,6 +35,16 @@ def web_build() -> Path:
         raise HybridError(
             "the page is not built: run `make web` in the checkout (a wheel has it built in); it needs Node.js 20"
         ) from None
+
+
+def is_outdated(site: Path) -> bool:
+    """Whether a built page is older than its sources, which lie beside it in a checkout only."""
+    sources = [_newest(site.parent / name) for name in SOURCES]
+    return max(sources) > _newest(site)
+
+
+def _newest(folder: Path) -> float:
+    return max((path.stat().st_mtime for path in folder.rglob("*") if path.is_file()), default=0.0)
 
 
 def send_file(request: Request, folder: Path, name: str) -> Response:
