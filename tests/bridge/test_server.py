@@ -261,10 +261,21 @@ def test_a_tab_that_is_being_answered_keeps_the_run_however_long_it_takes(here: 
     with here.desk.request("tab-1"):
         here.clock.seconds += 1000
         assert here.desk.silence == 0
-        Tab(BASE, here.tab.recording, "tab-2", here.tab.client).ask("GET", "job.json", 409)
+        reloaded = Tab(BASE, here.tab.recording, "tab-2", here.tab.client)
+        assert reloaded.ask("GET", "job.json", 409).json()["busy"], "it may ask again until that is over"
     assert here.desk.silence == 0
     here.clock.seconds += 5
     assert here.desk.silence == 5
+
+
+def test_a_page_that_is_loaded_again_gets_the_run_once_the_last_request_of_the_old_one_is_done(here: Here) -> None:
+    here.tab.claim()
+    reloaded = Tab(BASE, here.tab.recording, "tab-2", here.tab.client)
+    with here.desk.request("tab-1"):
+        assert "busy" not in reloaded.ask("GET", "job.json", 409).json(), "a page that is there says something soon"
+        here.clock.seconds += 4
+        assert reloaded.ask("GET", "job.json", 409).json()["busy"]
+    reloaded.claim()
 
 
 @pytest.mark.parametrize("name", [None, "", "a b", "x" * 65, "ä", "a/b"])

@@ -248,6 +248,20 @@ describe("a launched run", () => {
     assert.deepEqual(steps, [1, 2, 3, 4, 5, 6]);
   });
 
+  test("waits for the run as long as the server works for a page that is gone", async () => {
+    let asked = 0;
+    const error = { name: "ConfigError", message: "already open" };
+    const { server } = fakeServer((path) => {
+      assert.equal(path, "job.json");
+      const done = ++asked > 2;
+      return new Response(JSON.stringify(done ? { runId: "this" } : { error, busy: true }), {
+        status: done ? 200 : 409,
+      });
+    });
+    assert.deepEqual(await server.claim(), { runId: "this" });
+    assert.equal(asked, 3);
+  });
+
   test("sends again what was answered by half", async () => {
     const half = () => new ReadableStream({ pull: (controller) => controller.error(new TypeError("network error")) });
     let broken = 0;

@@ -38,11 +38,13 @@ export class LaunchServer {
    * @throws {HybridError} when another page has it, or it has ended
    */
   async claim() {
-    for (let attempt = 1; ; attempt++) {
+    for (let attempt = 1; ; ) {
       const response = await this.ask("job.json");
       if (response.ok) return response.json();
-      const error = await refusal(response, "job.json");
+      const error = await refusal(response.clone(), "job.json");
       if (response.status !== CONFLICT || attempt === CLAIMS) throw error;
+      // Still at work for a page that is gone: that ends.
+      if (!(await response.json()).busy) attempt++;
       await delay(CLAIM_PAUSE_MS);
     }
   }

@@ -38,7 +38,7 @@ class Desk:
         self._tab: str | None = None
         self._sequence = 0
         self._busy = 0
-        self._seen = clock()
+        self._heard = self._seen = clock()  # when the tab last said something, and was last answered
         self.ended = threading.Event()
         self.end: EndEvent | None = None
         self.error: BaseException | None = None
@@ -60,11 +60,14 @@ class Desk:
         with self._lock:
             self._check_open()
             name = _checked(tab)
-            if self._tab not in (None, name) and self.silence < TAKEOVER_SECONDS:
-                raise _elsewhere()
-            self._tab, self._sequence, self._seen = name, 0, self._clock()
+            if self._tab not in (None, name):
+                if self._clock() - self._heard < TAKEOVER_SECONDS:
+                    raise _elsewhere()
+                if self._busy:  # with what a page that was loaded again has left: a checkpoint, say
+                    raise _elsewhere(busy=True)
+            self._tab, self._sequence, self._heard = name, 0, self._clock()
             yield
-            self._seen = self._clock()
+            self._heard = self._seen = self._clock()
 
     @contextmanager
     def request(self, tab: str | None) -> Iterator[None]:
@@ -75,6 +78,7 @@ class Desk:
             if _checked(tab) != self._tab:
                 raise _elsewhere()
             self._busy += 1
+            self._heard = self._clock()
         try:
             yield
         finally:
@@ -89,7 +93,7 @@ class Desk:
             self._check_open()
             if _checked(tab) != self._tab:
                 raise _elsewhere()
-            self._seen = self._clock()
+            self._heard = self._seen = self._clock()
             expected = self._sequence + 1
             if report.sequence > expected:
                 error = ConfigError(f"events: report {report.sequence} came before report {expected}")
@@ -137,6 +141,6 @@ def _checked(tab: str | None) -> str:
     return tab
 
 
-def _elsewhere() -> Refusal:
+def _elsewhere(busy: bool = False) -> Refusal:
     message = "this run is already open in another tab: close that one, or this one"
-    return Refusal(HTTPStatus.CONFLICT, ConfigError(message))
+    return Refusal(HTTPStatus.CONFLICT, ConfigError(message), {"busy": True} if busy else None)
