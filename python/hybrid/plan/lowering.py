@@ -7,7 +7,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import prod
 
 from hybrid.errors import LimitExceeded
@@ -244,6 +245,13 @@ class Lowering:
                     f"{kernel.name}: binding {binding.name} is {expected}, tensor {part.tensor.name} "
                     f"{part.tensor.dtype}"
                 )
+        if _bound_twice(bound):
+            # Writable ranges may not overlap, and another dispatch of the kernel may need its inputs writable (see
+            # `memory`): a pipeline of its own keeps them readable here.
+            launches = {
+                x._replace(kernel=replace(x.kernel, name=f"{x.kernel.name}_twice")): variant
+                for x, variant in launches.items()
+            }
         scope = self.node.scope if self.node else ""
         name = what or (self.node.op if self.node else kernel.name)
         phase = "" if not self.node else ("backward" if _is_backward(self.node) else "forward")
@@ -284,3 +292,9 @@ def _is_backward(node: Node) -> bool:
 def element_of(value: Value) -> str:
     """The kernel element of a value: "act" or "f32"."""
     return ACT if value.dtype == ACT else F32
+
+
+def _bound_twice(slices: Sequence[Slice]) -> bool:
+    """Whether two of the slices share bytes, as the inputs of a square do."""
+    ranges = sorted((id(s.tensor), s.offset, s.offset + s.size) for s in slices)
+    return any(a[0] == b[0] and b[1] < a[2] for a, b in pairwise(ranges))
