@@ -188,12 +188,12 @@ def _range(header: str | None, size: int) -> tuple[int, int] | None:
 class BrowserPage:
     """One page of the browser. `messages` collects what it wrote to its console and the errors nobody caught."""
 
-    def __init__(self, chromium: Chromium, address: str, new_context: Callable[[], Any]) -> None:
+    def __init__(self, chromium: Chromium, address: str, new_context: Callable[[], Any] | None = None) -> None:
         self.messages: list[str] = []
         self._chromium = chromium
 
         def open_page() -> Any:
-            page = new_context().new_page()
+            page = (new_context or chromium.browser.new_context)().new_page()
             page.on("console", lambda message: self.messages.append(f"{message.type}: {message.text}"))
             page.on("pageerror", lambda error: self.messages.append(f"uncaught: {error}"))
             page.goto(address)
@@ -258,7 +258,7 @@ class Chromium:
 
     def open(self, server: StaticServer, path: str = "/") -> BrowserPage:
         """A page in a context of its own (no shared storage), once it has loaded `path`."""
-        return BrowserPage(self, server.url + path, self.browser.new_context)
+        return BrowserPage(self, server.url + path)
 
     def open_with_profile(self, server: StaticServer, profile: Path, *flags: str) -> BrowserPage:
         """A page of another browser, whose storage lies in the folder `profile`. Contexts without one have their
