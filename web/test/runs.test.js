@@ -4,10 +4,10 @@ import assert from "node:assert/strict";
 import { after, describe, test } from "node:test";
 
 import { validateEntry } from "../runtime/contracts/metrics.js";
-import { findRunHost } from "./support/run_host.js";
+import { findHost } from "./support/host.js";
 import { trainInParts, trainWithLosses, trainWithPause } from "./support/runs.js";
 
-const { host, missing, release } = await findRunHost();
+const { host, missing, release } = await findHost("browser.runner_fixtures");
 after(release);
 
 /** @type {Promise<Awaited<ReturnType<typeof trainInParts>>> | null} */

@@ -49,11 +49,12 @@ export async function findGpu() {
  */
 
 /**
- * The host of the scenarios. Called once per test file; `release` removes what it wrote.
+ * The host of the scenarios, with the files that a Python module writes. Called once per test file; `release` removes them.
  *
+ * @param {string} [fixtures] the module, below tests/
  * @returns {Promise<Found & {release: () => void}>}
  */
-export async function findHost() {
+export async function findHost(fixtures = "browser.plan_fixtures") {
   /** @param {string} reason */
   const none = (reason) => {
     if ((process.env.HYBRID_REQUIRE ?? "").split(",").includes("webgpu"))
@@ -71,22 +72,17 @@ export async function findHost() {
   } catch (error) {
     return none(`no WebGPU here (${describe(error).message})`);
   }
-  const given = process.env.HYBRID_PLAN_FIXTURES;
-  const folder = given ?? mkdtempSync(path.join(tmpdir(), "hybrid-fixtures-"));
-  const release = () => {
-    if (!given) rmSync(folder, { recursive: true, force: true });
-  };
-  if (!given) {
-    const venv = path.join(ROOT, ".venv/bin/python");
-    const python = process.env.HYBRID_PYTHON ?? (existsSync(venv) ? venv : "python3");
-    const env = { ...process.env, PYTHONPATH: path.join(ROOT, "tests") };
-    const made = spawnSync(python, ["-m", "browser.plan_fixtures", folder], { encoding: "utf8", env });
-    if (made.status !== 0) {
-      release();
-      return none(
-        `${python} could not write the plans: ${made.error?.message ?? made.stderr.trim().split("\n").pop()}`,
-      );
-    }
+  const folder = mkdtempSync(path.join(tmpdir(), "hybrid-fixtures-"));
+  const release = () => rmSync(folder, { recursive: true, force: true });
+  const venv = path.join(ROOT, ".venv/bin/python");
+  const python = process.env.HYBRID_PYTHON ?? (existsSync(venv) ? venv : "python3");
+  const env = { ...process.env, PYTHONPATH: path.join(ROOT, "tests") };
+  const made = spawnSync(python, ["-m", fixtures, folder], { encoding: "utf8", env });
+  if (made.status !== 0) {
+    release();
+    return none(
+      `${python} could not write the fixtures: ${made.error?.message ?? made.stderr.trim().split("\n").pop()}`,
+    );
   }
   /** @param {string} name */
   const read = async (name) => new Uint8Array(await readFile(path.join(folder, name)));
