@@ -8,50 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hybrid.backends.protocol import GenerateOptions, SessionState, StepInfo, StepResult
-from hybrid.backends.reference.session import FLOAT32_MAX, ReferenceSession
-from hybrid.data.batch import IGNORE, Batch
+from backends.sessions import ADAMW, SEED, assert_states_equal, parts, step, steps_of
+from backends.sessions import reference as session
+from hybrid.backends.protocol import GenerateOptions, StepInfo
+from hybrid.backends.reference.session import FLOAT32_MAX
+from hybrid.data.batch import IGNORE
 from hybrid.errors import CheckpointCorrupt, ConfigError, DataContractError
 from hybrid.models.config import ModelConfig
 from hybrid.models.initial_numpy import initial_values
 from hybrid.optim.settings import OptimizerSettings
 from hybrid.optim.table import rows
 from models.small import GPT2, LLAMA, LOOPED, MODELS, Array, logits, make_batch, random_batch
-
-ADAMW = OptimizerSettings(type="adamw", lr=3e-3, beta2=0.95, weight_decay=0.1)
-SEED = 11
-
-
-def session(cfg: ModelConfig = LLAMA, b: int = 3, t: int = 16, **settings: Any) -> ReferenceSession:
-    settings = {"optimizer": ADAMW, "max_grad_norm": 1.0, "seed": SEED, **settings}
-    return ReferenceSession(cfg, batch_size=b, sequence_length=t, **settings)
-
-
-def step(it: ReferenceSession, data_step: int, *batches: Batch, z_loss: float = 0.0) -> StepResult:
-    it.begin(StepInfo(data_step, sum(b.target_tokens for b in batches), len(batches), z_loss))
-    for batch in batches:
-        it.accumulate(batch)
-    it.apply()
-    return it.poll_metrics()[-1]
-
-
-def parts(batch: Batch, size: int) -> list[Batch]:
-    names = ("ids", "targets", "positions", "segment_ids", "sample_ids")
-    return [
-        Batch(*(getattr(batch, name)[start : start + size] for name in names))
-        for start in range(0, len(batch.ids), size)
-    ]
-
-
-def steps_of(cfg: ModelConfig, count: int) -> list[list[Batch]]:
-    """Two microbatches a step, with unequal numbers of targets and sample ids of one global batch."""
-    steps = []
-    for s in range(count):
-        first, second = (random_batch(cfg, seed=100 * s + i) for i in range(2))
-        targets = second.targets.copy()
-        targets[:2] = IGNORE
-        steps.append([first, replace(second, targets=targets, sample_ids=second.sample_ids + np.uint32(3))])
-    return steps
 
 
 @pytest.mark.torch
@@ -329,14 +296,6 @@ def test_ten_steps_equal_five_and_five_bit_for_bit(precision: str) -> None:
     losses += [step(second, s, *batches).loss for s, batches in enumerate(steps[5:], 6)]
     assert losses == expected
     assert_states_equal(second.export_state(), whole.export_state())
-
-
-def assert_states_equal(a: SessionState, b: SessionState) -> None:
-    assert (a.optimizer_step, a.scaler) == (b.optimizer_step, b.scaler)
-    for ours, theirs in ((a.model, b.model), (a.optimizer, b.optimizer)):
-        assert ours.keys() == theirs.keys()
-        for name, array in ours.items():
-            np.testing.assert_array_equal(array, theirs[name], err_msg=name)
 
 
 def test_what_was_exported_does_not_change_and_importing_copies() -> None:

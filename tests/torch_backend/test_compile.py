@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
+from backends.sessions import step, steps_of
 from models.small import LLAMA
-from torch_backend.sessions import session, step, steps_of
+from torch_backend.sessions import session
 
 pytestmark = pytest.mark.torch
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from backends.sessions import parts
 from hybrid.backends.torch.modules import Unit, make_root
 from hybrid.backends.torch.ops import TorchOps, dropout_sites
 from hybrid.models.config import ModelConfig
@@ -19,7 +20,6 @@ from hybrid.models.parameters import count_parameters, parameter_specs
 from hybrid.objectives.cross_entropy import cross_entropy
 from hybrid.plan.programs import training_graph
 from models.small import GPT2, LLAMA, LOOPED, MODELS, losses_and_gradients, random_batch, random_weights
-from torch_backend.sessions import parts
 
 pytestmark = pytest.mark.torch
 

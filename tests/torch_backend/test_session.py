@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from backends.sessions import ADAMW, SEED, assert_states_equal, parts, reference, step, steps_of
 from hybrid.backends.protocol import GenerateOptions, StepInfo
 from hybrid.backends.torch import update
 from hybrid.data.batch import IGNORE
@@ -19,7 +20,7 @@ from hybrid.optim.groups import parameter_groups
 from hybrid.optim.settings import OptimizerSettings
 from hybrid.plan.kernels.base import PRECISIONS as PLAN_PRECISIONS
 from models.small import GPT2, LLAMA, LOOPED, MODELS, Array, logits, make_batch, random_batch
-from torch_backend.sessions import ADAMW, SEED, assert_states_equal, parts, reference, session, step, steps_of
+from torch_backend.sessions import session
 
 pytestmark = pytest.mark.torch
 
