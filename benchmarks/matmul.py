@@ -28,6 +28,16 @@ from peak import Bench, Timed, peak_items
 # Of a 4-layer, 128-wide model at 256 rows: attention projections, feed-forward up and down, head; and a square.
 SHAPES = ((256, 128, 128), (256, 512, 128), (256, 128, 512), (256, 256, 128), (512, 512, 512))
 
+# What the project promises of a CPU driver, each as (text, whether the products of one run keep it).
+PROMISES = {
+    "the fastest variant of each form at 512^3 at 35 % or more of the peak": lambda best: all(
+        record["of_peak"] >= 0.35 for (_, *shape), record in best.items() if shape == [512, 512, 512]
+    ),
+    "the fastest variant of each form and shape at least 1.5 times the naive kernel": lambda best: all(
+        record["times_naive"] >= 1.5 for record in best.values()
+    ),
+}
+
 _NAIVE = """
 struct Uniforms { m: u32, n: u32, k: u32 }
 @group(0) @binding(0) var<uniform> u: Uniforms;
@@ -91,6 +101,14 @@ def measure(
     ]
 
 
+def fastest(records: list[dict[str, Any]]) -> dict[tuple[str, int, int, int], dict[str, Any]]:
+    """The record of the fastest variant for each form and shape."""
+    best: dict[tuple[str, int, int, int], dict[str, Any]] = {}
+    for record in sorted(records, key=lambda record: record["gflops"]):
+        best[record["form"], record["m"], record["n"], record["k"]] = record
+    return best
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--adapter", help="part of a GPU's name, or its number")
@@ -133,6 +151,9 @@ def main() -> None:
             "peak_gflops_a_core": peak_a_core,
             "products": records,
         }
+        if profile.cpu and arguments.precision == "f32":
+            best = fastest(records)
+            report["promises"] = {text: keeps(best) for text, keeps in PROMISES.items()}
         print(json.dumps(report))
         return
     print(f"{device.name}, {device.info.description}, {arguments.precision}: multiply-add peak {peak:.1f} GFLOP/s")
