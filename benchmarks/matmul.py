@@ -2,10 +2,10 @@
 
 For each shape (M x N x K) and form: the naive kernel (a thread for each element, one load of A and B for each
 multiply-add) and the variants that a plan for this adapter offers, or with --all every one that `hybrid tune` tries.
-Everything is timed in turn, several dispatches to a submit; figures are of the fastest run. "Processor time" counts
-what the process used on all cores instead of the clock on the wall: for a CPU driver that is the figure which a busy
-machine does not spoil. The first dispatch compiles; a driver with a shader cache on disk compiles only the first time
-ever (Mesa: MESA_SHADER_CACHE_DISABLE=true turns it off).
+Everything is timed in turn, the peak too, several dispatches to a submit; figures are of the fastest run, of a product
+as of the peak in the same rounds. "Processor time" counts what the process used on all cores instead of the clock on
+the wall: for a CPU driver that is the figure which a busy machine spoils less. The first dispatch compiles; a driver
+with a shader cache on disk compiles only the first time ever (Mesa: MESA_SHADER_CACHE_DISABLE=true turns it off).
 
     python benchmarks/matmul.py [--precision mixed-f16] [--rounds 10] [--shape M,N,K] [--form nt] [--all] [--json]
 """
@@ -83,6 +83,8 @@ def measure(
         source = launch.kernel.source(precision)
         items.append(bench.prepare(name, source, launch.uniforms, buffers | flags, launch.workgroups, flops))
     bench.rounds([*peaks, naive, *items], rounds)
+    peak = max(item.flops / min(item.seconds[-rounds:]) for item in peaks) / 1e9
+    peak_a_core = max(item.flops / min(item.processor_seconds[-rounds:]) for item in peaks) / 1e9
     return [
         {
             "form": form,
@@ -93,6 +95,9 @@ def measure(
             "gflops": item.gflops,
             "median_gflops": item.median_gflops,
             "gflops_a_core": item.gflops_a_core,
+            "peak_gflops": peak,
+            "of_peak": item.gflops / peak,
+            "of_peak_a_core": item.gflops_a_core / peak_a_core,
             "naive_gflops": naive.gflops,
             "times_naive": item.gflops / naive.gflops,
             "first_dispatch_ms": item.first_seconds * 1e3,
@@ -133,10 +138,6 @@ def main() -> None:
             names = offered(form, m, n, k, subgroup_size=profile.subgroup_size, cpu=profile.cpu)
             records += measure(bench, form, (m, n, k), names, arguments.precision, peaks, arguments.rounds)
     peak = max(item.gflops for item in candidates)
-    peak_a_core = max(item.gflops_a_core for item in candidates)
-    for record in records:
-        record["of_peak"] = record["gflops"] / peak
-        record["of_peak_a_core"] = record["gflops_a_core"] / peak_a_core
 
     if arguments.json:
         report = {
@@ -148,7 +149,6 @@ def main() -> None:
             "subgroup_size": profile.subgroup_size,
             "precision": arguments.precision,
             "peak_gflops": peak,
-            "peak_gflops_a_core": peak_a_core,
             "products": records,
         }
         if profile.cpu and arguments.precision == "f32":
