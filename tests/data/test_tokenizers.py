@@ -301,6 +301,13 @@ class TestByteFallback:
         with pytest.raises(DataContractError, match=r"1 of the 256 bytes have no token \(the first is 0x0A\)"):
             load_tokenizer(json.dumps(changed))
 
+    def test_a_character_that_only_a_control_token_could_stand_for_is_named(self, document: dict[str, Any]) -> None:
+        changed = {**document, "model": {**document["model"], "byte_fallback": False}}
+        tokenizer = load_tokenizer(json.dumps(changed))
+        assert tokenizer.decode(tokenizer.encode("ab b")) == "ab b"
+        with pytest.raises(DataContractError, match="'z' cannot be expressed with this tokenizer"):
+            tokenizer.encode_batch(["ab", "abz"])
+
 
 class TestHostileDocuments:
     @pytest.mark.parametrize(

@@ -75,8 +75,24 @@ class BpeTokenizer(Tokenizer):
 
     def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
         clean = [SURROGATES.sub("\ufffd", text) for text in texts]
-        encodings = self._encoder.encode_batch_fast(clean, add_special_tokens=False)
+        try:
+            encodings = self._encoder.encode_batch_fast(clean, add_special_tokens=False)
+        except Exception as error:  # the library has no type of its own for an unknown token that is not there
+            raise self._inexpressible(clean, error) from None
         return [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
+
+    def _inexpressible(self, texts: Sequence[str], error: Exception) -> DataContractError:
+        """Names a character that has no token where the unknown token is a control token, which text must not
+        become."""
+        for character in dict.fromkeys(character for text in texts for character in text):
+            try:
+                self._encoder.encode(character, add_special_tokens=False)
+            except Exception:
+                return DataContractError(
+                    f"{character!r} cannot be expressed with this tokenizer: its tokenizer.json has no token for it but a "
+                    "control token; take one that is byte-level or has byte fallback"
+                )
+        return DataContractError(f"the text cannot be expressed with this tokenizer: {error}")
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
         values = check_ids(ids, self.vocabulary_size, self.kind).tolist()
