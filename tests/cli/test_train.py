@@ -165,7 +165,9 @@ def test_a_packed_checkpoint_goes_on_in_a_run_of_its_own(here: Path) -> None:
     for steps in (6, 7, 8):
         assert main(["train", "--resume", "a.hybrid", "--steps", str(steps)]) == 0
         assert steps_saved(here, "runs/a-from-5")[-1] == steps
-        assert run_file(here, "runs/a-from-5")["branchedFrom"]["checkpointHash"] == packed.checkpoint_hash
+        parent = run_file(here, "runs/a-from-5")["branchedFrom"]
+        assert parent["checkpointHash"] == packed.checkpoint_hash
+        assert parent["path"] == str(here / "a.hybrid"), "not the folder that it was unpacked into for a while"
     assert state_hash(here, "runs/a-from-5") == state_hash(here, "runs/micro")
 
 

@@ -81,6 +81,14 @@ def as_folder(archive: Path) -> Path:
 _unpacked: dict[tuple[str, int, int], tempfile.TemporaryDirectory[str]] = {}
 
 
+def origin(folder: Path) -> Path:
+    """The archive that a folder of `as_folder` came from; any other path is its own."""
+    for (archive, _, _), place in _unpacked.items():
+        if folder.parent == Path(place.name):
+            return Path(archive)
+    return folder
+
+
 def is_archive(path: Path) -> bool:
     """Whether `path` is a file that is named like an archive."""
     return path.suffix == SUFFIX and path.is_file()

@@ -89,7 +89,7 @@ class BpeTokenizer(Tokenizer):
                 self._encoder.encode(character, add_special_tokens=False)
             except Exception:
                 return DataContractError(
-                    f"{character!r} cannot be expressed with this tokenizer: its tokenizer.json has no token for it but a "
+                    f"{character!r} cannot be expressed with this tokenizer: tokenizer.json has no token for it but a "
                     "control token; take one that is byte-level or has byte fallback"
                 )
         return DataContractError(f"the text cannot be expressed with this tokenizer: {error}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from hybrid.checkpoint import finding
+from hybrid.checkpoint import archive, finding
 from hybrid.checkpoint.finding import CheckpointRef
 from hybrid.checkpoint.loading import read_manifest
 from hybrid.checkpoint.manifest import Fingerprints, Manifest
@@ -41,7 +41,8 @@ class Start:
         """The checkpoint for run.json."""
         if self.ref is None:
             return None
-        return {"path": str(self.ref.path), "checkpointHash": self.ref.checkpoint_hash, "step": self.ref.step}
+        path = str(archive.origin(self.ref.path))
+        return {"path": path, "checkpointHash": self.ref.checkpoint_hash, "step": self.ref.step}
 
 
 def find_start(resume: Literal["auto", "never"] | Path, run_dir: Path, store: CheckpointStore) -> Start:
