@@ -29,7 +29,7 @@ def pack(folder: Path, archive: Path) -> Manifest:
 
     Errors: CheckpointNotFound, CheckpointCorrupt; HybridError when the archive exists or the disk refuses.
     """
-    manifest = loading.load(folder).manifest
+    manifest = loading.examine(folder).manifest
     with _fresh(archive) as temporary, zipfile.ZipFile(temporary, "x", zipfile.ZIP_STORED) as target:
         for name in (MANIFEST_NAME, *sorted(manifest.files)):
             info = zipfile.ZipInfo(name, _FIRST_DAY)
@@ -61,7 +61,7 @@ def unpack(archive: Path, folder: Path) -> Manifest:
                     file.flush()
                     os.fsync(file.fileno())
             try:
-                return loading.load(temporary).manifest
+                return loading.examine(temporary).manifest
             except CheckpointCorrupt as error:
                 raise CheckpointCorrupt(str(error).replace(str(temporary), source)) from error
 

@@ -24,17 +24,23 @@ _SLOT_DTYPE = "F32"
 
 
 @dataclass(frozen=True)
-class LoadedCheckpoint:
+class VerifiedCheckpoint:
+    """A checkpoint that is whole: every byte of it was read and checked."""
+
+    path: Path
+    manifest: Manifest
+    model_config: ModelConfig
+    tokenizer_json: str | None
+
+
+@dataclass(frozen=True)
+class LoadedCheckpoint(VerifiedCheckpoint):
     """A checkpoint in memory. `model` and `optimizer` are as in `CheckpointSnapshot`; the arrays belong to the
     caller.
     """
 
-    path: Path
-    manifest: Manifest
     model: dict[str, NDArray[np.float32]]
     optimizer: dict[str, NDArray[np.float32]]
-    model_config: ModelConfig
-    tokenizer_json: str | None
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -74,17 +80,57 @@ def load(folder: Path, verify: bool = True) -> LoadedCheckpoint:
     Errors: CheckpointNotFound, CheckpointCorrupt naming file and fault.
     """
     manifest = read_manifest(folder)
-
     with _listed_files():
-        small = {
-            name: _read_small(folder / name, digest, verify)
-            for name, digest in manifest.files.items()
-            if name not in (MODEL_FILE, OPTIMIZER_FILE)
-        }
+        small = _small_files(folder, manifest, verify)
         model, optimizer = (
             safetensors.read_file(folder / name, manifest.files[name] if verify else None)
             for name in (MODEL_FILE, OPTIMIZER_FILE)
         )
+    whole = _checked(folder, manifest, small, model, optimizer, verify)
+    return LoadedCheckpoint(
+        path=folder,
+        manifest=manifest,
+        model_config=whole.model_config,
+        tokenizer_json=whole.tokenizer_json,
+        model=model.tensors,
+        optimizer=optimizer.tensors,
+    )
+
+
+def examine(folder: Path) -> VerifiedCheckpoint:
+    """All that `load` checks, in a few megabytes of memory however large the checkpoint is. Errors: as `load`."""
+    manifest = read_manifest(folder)
+    with _listed_files():
+        small = _small_files(folder, manifest, True)
+        model, optimizer = (
+            safetensors.scan_file(folder / name, manifest.files[name]) for name in (MODEL_FILE, OPTIMIZER_FILE)
+        )
+    return _checked(folder, manifest, small, model, optimizer, True)
+
+
+def unlisted(folder: Path, manifest: Manifest) -> list[str]:
+    """Names in the folder that the manifest does not list: never read, and worth a mention."""
+    known = {manifests.MANIFEST_NAME, *manifest.files}
+    return sorted(path.name for path in folder.iterdir() if path.name not in known)
+
+
+def _small_files(folder: Path, manifest: Manifest, verify: bool) -> dict[str, bytes]:
+    return {
+        name: _read_small(folder / name, digest, verify)
+        for name, digest in manifest.files.items()
+        if name not in (MODEL_FILE, OPTIMIZER_FILE)
+    }
+
+
+def _checked(
+    folder: Path,
+    manifest: Manifest,
+    small: dict[str, bytes],
+    model: safetensors.ScannedFile,
+    optimizer: safetensors.ScannedFile,
+    verify: bool,
+) -> VerifiedCheckpoint:
+    """What the files say together, compared with each other and, with `verify`, with the state hash."""
     config_path = folder / CONFIG_FILE
     model_config = huggingface.model_config(str(config_path), _parse_json(str(config_path), small[CONFIG_FILE]))
     _check_tensors(folder, model, optimizer, model_config)
@@ -102,24 +148,16 @@ def load(folder: Path, verify: bool = True) -> LoadedCheckpoint:
                 f"{folder / manifests.MANIFEST_NAME}: stateHash is {manifest.state_hash}, but the files hold {found}"
             )
     tokenizer = small.get(TOKENIZER_FILE)
-    return LoadedCheckpoint(
+    return VerifiedCheckpoint(
         path=folder,
         manifest=manifest,
-        model=model.tensors,
-        optimizer=optimizer.tensors,
         model_config=model_config,
         tokenizer_json=None if tokenizer is None else _decode(str(folder / TOKENIZER_FILE), tokenizer),
     )
 
 
-def unlisted(folder: Path, manifest: Manifest) -> list[str]:
-    """Names in the folder that the manifest does not list: never read, and worth a mention."""
-    known = {manifests.MANIFEST_NAME, *manifest.files}
-    return sorted(path.name for path in folder.iterdir() if path.name not in known)
-
-
 def _check_tensors(
-    folder: Path, model: safetensors.TensorFile, optimizer: safetensors.TensorFile, model_config: ModelConfig
+    folder: Path, model: safetensors.ScannedFile, optimizer: safetensors.ScannedFile, model_config: ModelConfig
 ) -> None:
     for name, file in ((MODEL_FILE, model), (OPTIMIZER_FILE, optimizer)):
         for entry in file.header.entries:
@@ -128,7 +166,8 @@ def _check_tensors(
                     f"{folder / name}: tensor {entry.name!r} is {entry.dtype}, expected {_SLOT_DTYPE}"
                 )
     expected = {spec.name: spec.shape for spec in parameter_specs(model_config)}
-    for problem in tensor_problems(str(folder), model.tensors, optimizer.tensors, expected):
+    stored = [{entry.name: entry for entry in file.header.entries} for file in (model, optimizer)]
+    for problem in tensor_problems(str(folder), stored[0], stored[1], expected):
         raise CheckpointCorrupt(problem)
 
 

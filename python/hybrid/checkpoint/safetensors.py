@@ -16,10 +16,10 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +44,23 @@ _STORED_TYPES: Final[dict[str, str]] = {
 }  # fmt: skip
 
 TensorArray = NDArray[Any]
+
+
+class LateTensor(Protocol):
+    """A tensor that is to be written, but is not in memory."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def blocks(self) -> Iterator[memoryview]:
+        """The little-endian bytes of its elements, in row-major order. A block is good until the next is asked for."""
+        ...
 
 
 class SafetensorsError(CheckpointCorrupt):
@@ -76,17 +93,24 @@ class Header:
 
 
 @dataclass(frozen=True)
-class TensorFile:
-    """A whole file in memory.
-
-    tensors: by name, as `decode` gives them, each owning its memory. header: dtypes and shapes as stored. sha256: of
-    each tensor's raw bytes as stored. digest: of the whole file.
+class ScannedFile:
+    """A whole file that was read and hashed. header: dtypes and shapes as stored. sha256: of each tensor's raw bytes as
+    stored. digest: of the whole file.
     """
 
-    tensors: dict[str, TensorArray]
     header: Header
     sha256: dict[str, str]
     digest: FileDigest
+
+
+@dataclass(frozen=True)
+class TensorFile(ScannedFile):
+    """A whole file in memory. tensors: by name, as `decode` gives them, each owning its memory."""
+
+    tensors: dict[str, TensorArray]
+
+
+_File = TypeVar("_File", bound=ScannedFile)
 
 
 # --- the header ----------------------------------------------------------------------------------------------------
@@ -196,13 +220,50 @@ def read_file(path: Path, expected: FileDigest | None = None, source: str | None
     `source` is the file's name in messages. Errors: CheckpointNotFound (no such file), SafetensorsError,
     CheckpointCorrupt.
     """
+    return _whole_file(path, expected, source, read_stream)
+
+
+def scan_file(path: Path, expected: FileDigest | None = None, source: str | None = None) -> ScannedFile:
+    """All that `read_file` checks, in a few megabytes of memory: no tensor is kept."""
+    return _whole_file(path, expected, source, scan_stream)
+
+
+def read_stream(source: str, stream: BinaryIO, size: int) -> TensorFile:
+    """Like `read_file`, from an open stream of exactly `size` bytes."""
+    tensors: dict[str, TensorArray] = {}
+
+    def room(entry: TensorEntry) -> Iterator[memoryview]:
+        raw = np.empty(entry.end - entry.start, np.uint8)
+        yield from _blocks(raw.data)
+        tensors[entry.name] = decode(source, entry, raw)
+
+    found = _read(source, stream, size, room)
+    return TensorFile(found.header, found.sha256, found.digest, tensors)
+
+
+def scan_stream(source: str, stream: BinaryIO, size: int) -> ScannedFile:
+    """Like `scan_file`, from an open stream of exactly `size` bytes."""
+    block = np.empty(_BLOCK_BYTES, np.uint8)
+
+    def room(entry: TensorEntry) -> Iterator[memoryview]:
+        for start in range(entry.start, entry.end, _BLOCK_BYTES):
+            piece = block[: min(_BLOCK_BYTES, entry.end - start)]
+            yield piece.data
+            _check_values(source, entry, piece)
+
+    return _read(source, stream, size, room)
+
+
+def _whole_file(
+    path: Path, expected: FileDigest | None, source: str | None, read: Callable[[str, BinaryIO, int], _File]
+) -> _File:
     source = source or str(path)
     with open_regular(path, source) as stream:
         size = os.fstat(stream.fileno()).st_size
         if expected is not None and size != expected.size:
             raise CheckpointCorrupt(f"{source}: {size} bytes, but the manifest says {expected.size}: cut or changed")
         try:
-            result = read_stream(source, stream, size)
+            result = read(source, stream, size)
         except OSError as error:
             raise CheckpointCorrupt(f"{source}: cannot be read: {error.strerror or error}") from error
     if expected is not None:
@@ -210,41 +271,43 @@ def read_file(path: Path, expected: FileDigest | None = None, source: str | None
     return result
 
 
-def read_stream(source: str, stream: BinaryIO, size: int) -> TensorFile:
-    """Like `read_file`, from an open stream of exactly `size` bytes."""
+def _read(source: str, stream: BinaryIO, size: int, room: Callable[[TensorEntry], Iterable[memoryview]]) -> ScannedFile:
+    """Read and hash a stream. room: the pieces of memory for the bytes of a tensor, each taken when the one before is
+    full."""
     prefix = _read_exactly(source, stream, min(8, size))
     text = _read_exactly(source, stream, header_length(source, prefix, size))
     header = parse_header(source, text, size - 8 - len(text))
     digester = Digester()
     digester.update(memoryview(prefix))
     digester.update(memoryview(text))
-    tensors: dict[str, TensorArray] = {}
     sha256: dict[str, str] = {}
     for entry in header.entries:
-        raw = np.empty(entry.end - entry.start, np.uint8)
         own = hashlib.sha256()
-        for piece in _blocks(raw.data):
+        for piece in room(entry):
             if _read_into(stream, piece) != len(piece):
                 raise SafetensorsError(source, "truncated", f"tensor {entry.name!r}: the file ends inside it")
             digester.update(piece)
             own.update(piece)
-        tensors[entry.name] = decode(source, entry, raw)
         sha256[entry.name] = own.hexdigest()
-    return TensorFile(tensors, header, sha256, digester.result())
+    return ScannedFile(header, sha256, digester.result())
 
 
 def decode(source: str, entry: TensorEntry, raw: NDArray[np.uint8]) -> TensorArray:
     """The array of one tensor from its raw bytes: the stored type, except BF16, which is widened to float32
     (exactly).
     """
+    _check_values(source, entry, raw)
     stored = raw.view(_NUMPY_TYPES[entry.dtype])
     if entry.dtype == "BOOL":
-        if raw.size and int(raw.max()) > 1:
-            raise SafetensorsError(source, "bool_invalid", f"tensor {entry.name!r}: a BOOL byte is neither 0 nor 1")
         stored = stored.view(np.bool_)
     elif entry.dtype == "BF16":
         stored = (stored.astype(np.uint32) << np.uint32(16)).view(np.float32)
     return stored.reshape(entry.shape)
+
+
+def _check_values(source: str, entry: TensorEntry, raw: NDArray[np.uint8]) -> None:
+    if entry.dtype == "BOOL" and raw.size and int(raw.max()) > 1:
+        raise SafetensorsError(source, "bool_invalid", f"tensor {entry.name!r}: a BOOL byte is neither 0 nor 1")
 
 
 def read_header(path: Path, source: str | None = None) -> Header:
@@ -311,7 +374,7 @@ def _blocks(view: memoryview) -> Iterable[memoryview]:
 
 def write(
     sink: Callable[[memoryview], object],
-    tensors: Mapping[str, TensorArray],
+    tensors: Mapping[str, TensorArray | LateTensor],
     metadata: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """Write a file through `sink`, piece by piece; the result is each tensor's sha256 of raw bytes.
@@ -325,16 +388,15 @@ def write(
     sink(memoryview(_header_bytes(order, tensors, metadata)))
     sha256: dict[str, str] = {}
     for name in order:
-        raw = raw_bytes(tensors[name])
         own = hashlib.sha256()
-        for piece in _blocks(raw):
+        for piece in blocks_of(tensors[name]):
             own.update(piece)
             sink(piece)
         sha256[name] = own.hexdigest()
     return sha256
 
 
-def stored_dtype(name: str, array: TensorArray) -> str:
+def stored_dtype(name: str, array: TensorArray | LateTensor) -> str:
     """The stored type's name, such as `F32`. Errors: HybridError."""
     stored = _STORED_TYPES.get(array.dtype.name)
     if stored is None:
@@ -343,19 +405,26 @@ def stored_dtype(name: str, array: TensorArray) -> str:
     return stored
 
 
+def blocks_of(tensor: TensorArray | LateTensor) -> Iterable[memoryview]:
+    """The bytes of a tensor as `LateTensor.blocks` gives them."""
+    return _blocks(raw_bytes(tensor)) if isinstance(tensor, np.ndarray) else tensor.blocks()
+
+
 def raw_bytes(array: TensorArray) -> memoryview:
     """The little-endian bytes of the elements in row-major order; a copy only where the array is not that already."""
     plain = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
     return plain.reshape(-1).view(np.uint8).data
 
 
-def file_size(tensors: Mapping[str, TensorArray], metadata: Mapping[str, str] | None = None) -> int:
+def file_size(tensors: Mapping[str, TensorArray | LateTensor], metadata: Mapping[str, str] | None = None) -> int:
     """How many bytes `write` will write."""
     order = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
     return len(_header_bytes(order, tensors, metadata)) + sum(tensors[name].nbytes for name in order)
 
 
-def _header_bytes(order: list[str], tensors: Mapping[str, TensorArray], metadata: Mapping[str, str] | None) -> bytes:
+def _header_bytes(
+    order: list[str], tensors: Mapping[str, TensorArray | LateTensor], metadata: Mapping[str, str] | None
+) -> bytes:
     document: dict[str, object] = {}
     if metadata is not None:
         document["__metadata__"] = {key: metadata[key] for key in sorted(metadata)}
@@ -365,7 +434,7 @@ def _header_bytes(order: list[str], tensors: Mapping[str, TensorArray], metadata
         array = tensors[name]
         if not name or name == "__metadata__" or strict_json.has_lone_surrogate(name):
             raise HybridError(f"a tensor cannot be named {name!r}")
-        if array.nbytes:
+        if isinstance(array, np.ndarray) and array.nbytes:
             other = memory.setdefault((array.__array_interface__["data"][0], array.nbytes), name)
             if other != name:
                 raise HybridError(f"tensors {other!r} and {name!r} are the same memory: a tied tensor is saved once")

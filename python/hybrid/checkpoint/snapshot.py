@@ -4,25 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hybrid.checkpoint import state
 from hybrid.checkpoint.manifest import Fingerprints, Hashes, Progress
+from hybrid.checkpoint.safetensors import LateTensor
 from hybrid.errors import HybridError
 from hybrid.models.config import ModelConfig
 from hybrid.models.parameters import parameter_specs
 
-Tensors = Mapping[str, NDArray[np.float32]]
+Tensors = Mapping[str, NDArray[np.float32] | LateTensor]
+
+
+class Shaped(Protocol):
+    """An array, or what is known of one."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
 
 
 @dataclass(frozen=True)
 class CheckpointSnapshot:
     """One moment of a run.
 
-    model: float32 master weights by parameter name, a tied tensor once. optimizer: float32 `<slot>/<parameter>`, such
+    model: float32 master weights by parameter name, a tied tensor once; in memory, or to be read when they are written.
+    optimizer: float32 `<slot>/<parameter>`, such
     as `moment1/model.norm.weight`, of the parameter's shape. optimizer_step: updates applied (skipped steps do not
     count). scaler, cursor: plain JSON values of the loss scaler and the data loader. config: the resolved
     configuration. run_id: the same for the whole life of a run; runtime: where this was made (`webgpu`, `reference`,
@@ -66,8 +75,8 @@ class CheckpointSnapshot:
         """The same with arrays of its own, which nobody else can change."""
         return replace(
             self,
-            model={name: array.copy() for name, array in self.model.items()},
-            optimizer={name: array.copy() for name, array in self.optimizer.items()},
+            model={name: _own(array) for name, array in self.model.items()},
+            optimizer={name: _own(array) for name, array in self.optimizer.items()},
         )
 
     def state_hash(self) -> str:
@@ -82,10 +91,14 @@ class CheckpointSnapshot:
         )
 
 
+def _own(tensor: NDArray[np.float32] | LateTensor) -> NDArray[np.float32] | LateTensor:
+    return tensor.copy() if isinstance(tensor, np.ndarray) else tensor
+
+
 def tensor_problems(
     source: str,
-    model: Mapping[str, NDArray[Any]],
-    optimizer: Mapping[str, NDArray[Any]],
+    model: Mapping[str, Shaped],
+    optimizer: Mapping[str, Shaped],
     expected: Mapping[str, tuple[int, ...]],
 ) -> list[str]:
     """What is wrong with the names and shapes of a state, one sentence each; `expected`: the model's shapes by name."""

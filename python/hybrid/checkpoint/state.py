@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hybrid.checkpoint import canonical, safetensors
-from hybrid.checkpoint.safetensors import TensorArray
+from hybrid.checkpoint.safetensors import LateTensor, TensorArray
 from hybrid.contracts.stable_json import stable_hash
 
 TensorDigests = dict[str, dict[str, Any]]
@@ -41,19 +41,15 @@ def state_hash(
     return stable_hash(canonical.plain(document, "state"))
 
 
-def digests_of_arrays(tensors: Mapping[str, TensorArray]) -> TensorDigests:
-    """What the state hash takes of each tensor, from arrays in memory."""
+def digests_of_arrays(tensors: Mapping[str, TensorArray | LateTensor]) -> TensorDigests:
+    """What the state hash takes of each tensor that would be written."""
     return {
-        name: tensor_digest(
-            safetensors.stored_dtype(name, array),
-            array.shape,
-            hashlib.sha256(safetensors.raw_bytes(array)).hexdigest(),
-        )
-        for name, array in tensors.items()
+        name: tensor_digest(safetensors.stored_dtype(name, tensor), tensor.shape, _sha256(tensor))
+        for name, tensor in tensors.items()
     }
 
 
-def digests_of_file(file: safetensors.TensorFile) -> TensorDigests:
+def digests_of_file(file: safetensors.ScannedFile) -> TensorDigests:
     """What the state hash takes of each tensor, from a file that was read."""
     return {
         entry.name: tensor_digest(entry.dtype, entry.shape, file.sha256[entry.name]) for entry in file.header.entries
@@ -63,3 +59,10 @@ def digests_of_file(file: safetensors.TensorFile) -> TensorDigests:
 def tensor_digest(dtype: str, shape: tuple[int, ...], sha256: str) -> dict[str, Any]:
     """One tensor's members in the hashed document."""
     return {"dtype": dtype, "shape": list(shape), "sha256": sha256}
+
+
+def _sha256(tensor: TensorArray | LateTensor) -> str:
+    digest = hashlib.sha256()
+    for block in safetensors.blocks_of(tensor):
+        digest.update(block)
+    return digest.hexdigest()

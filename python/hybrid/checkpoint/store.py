@@ -17,7 +17,7 @@ from hybrid.checkpoint import manifest as manifests
 from hybrid.checkpoint.digests import Digester, FileDigest
 from hybrid.checkpoint.filesystem import OsFilesystem
 from hybrid.checkpoint.finding import CheckpointRef, CheckpointStatus
-from hybrid.checkpoint.loading import LoadedCheckpoint
+from hybrid.checkpoint.loading import LoadedCheckpoint, VerifiedCheckpoint
 from hybrid.checkpoint.manifest import Lineage, Manifest
 from hybrid.checkpoint.snapshot import CheckpointSnapshot
 from hybrid.errors import CheckpointCorrupt, CheckpointNotFound, ConfigError, HybridError
@@ -75,7 +75,8 @@ class CheckpointStore:
 
     def verify(self, path: Path) -> Manifest:
         """Read and check every byte; the manifest if all is well. Errors: CheckpointNotFound, CheckpointCorrupt."""
-        return self.load(path).manifest
+        finding.read_ref(path)
+        return loading.examine(path).manifest
 
     # --- saving
 
@@ -120,7 +121,7 @@ class CheckpointStore:
             self._filesystem.create_folder(folder)
         return folder
 
-    def adopt(self, folder: Path, manifest: bytes, check: Callable[[LoadedCheckpoint], None]) -> CheckpointRef:
+    def adopt(self, folder: Path, manifest: bytes, check: Callable[[VerifiedCheckpoint], None]) -> CheckpointRef:
         """Turn a folder from `incoming`, which holds every file but the manifest, into a checkpoint of this run.
 
         It is verified like one that is loaded, `check` may refuse it, and then it is put in place like one that is
@@ -178,25 +179,25 @@ class CheckpointStore:
 
     # --- how
 
-    def _adopt(self, folder: Path, manifest: bytes, check: Callable[[LoadedCheckpoint], None]) -> CheckpointRef:
+    def _adopt(self, folder: Path, manifest: bytes, check: Callable[[VerifiedCheckpoint], None]) -> CheckpointRef:
         for path in sorted(folder.iterdir()):
             with path.open("r+b", buffering=0) as file:
                 self._filesystem.sync_file(file)
         self._write_manifest(folder, manifest)
-        loaded = loading.load(folder)
-        if extra := loading.unlisted(folder, loaded.manifest):
+        whole = loading.examine(folder)
+        if extra := loading.unlisted(folder, whole.manifest):
             raise CheckpointCorrupt(f"{folder}: the manifest does not list {', '.join(extra)}")
-        check(loaded)
-        target = self.folder / finding.step_folder_name(loaded.manifest.progress.step)
+        check(whole)
+        target = self.folder / finding.step_folder_name(whole.manifest.progress.step)
         if target.exists():
             try:
-                loading.load(target)
+                loading.examine(target)
             except CheckpointNotFound:
                 pass
             except CheckpointCorrupt:
                 self._set_aside(target)
         self._put_in_place(folder, target)
-        return CheckpointRef.of(target, loaded.manifest)
+        return CheckpointRef.of(target, whole.manifest)
 
     def _write(self, folder: Path, snapshot: CheckpointSnapshot) -> Manifest:
         files: dict[str, FileDigest] = {}
@@ -267,7 +268,7 @@ class CheckpointStore:
         )
 
     def _write_tensors(
-        self, path: Path, arrays: Mapping[str, safetensors.TensorArray]
+        self, path: Path, arrays: Mapping[str, safetensors.TensorArray | safetensors.LateTensor]
     ) -> tuple[FileDigest, dict[str, str]]:
         digester = Digester()
         with self._filesystem.create_file(path) as file:
@@ -315,7 +316,7 @@ class CheckpointStore:
             if ref.state_hash != snapshot.state_hash() or ref.sequence < self._newest_sequence():
                 return False  # after going back and training again, an old checkpoint of this state is not the newest
             if self._written.get(target) != ref.state_hash:
-                loading.load(target)
+                loading.examine(target)
         except CheckpointNotFound:
             return False
         except CheckpointCorrupt:
@@ -355,7 +356,7 @@ class CheckpointStore:
         for ref in reversed(refs):
             tried.add(ref.path)
             try:
-                loading.load(ref.path)
+                loading.examine(ref.path)
             except (CheckpointCorrupt, CheckpointNotFound):
                 continue
             break

@@ -15,7 +15,7 @@ from typing import Any
 
 from hybrid.backends.protocol import SessionState
 from hybrid.backends.state_check import check_state
-from hybrid.checkpoint.loading import LoadedCheckpoint
+from hybrid.checkpoint.loading import LoadedCheckpoint, VerifiedCheckpoint
 from hybrid.checkpoint.manifest import CONFIG_FILE, MANIFEST_NAME, TOKENIZER_FILE, Manifest
 from hybrid.config.contract import contract
 from hybrid.config.loading import to_settings
@@ -41,9 +41,7 @@ _RESOLVED = {
 
 def check_checkpoint(loaded: LoadedCheckpoint) -> RunConfig:
     """The resolved settings of the run that made a checkpoint, all of which agrees with itself. CheckpointCorrupt."""
-    config = check_manifest(loaded.path, loaded.manifest)
-    check_model(loaded, config)
-    _check_tokenizer(loaded)
+    config = check_all_but_state(loaded)
     manifest = loaded.manifest
     state = SessionState(loaded.model, loaded.optimizer, manifest.optimizer_step, manifest.scaler)
     shapes = {spec.name: spec.shape for spec in parameter_specs(loaded.model_config)}
@@ -51,6 +49,14 @@ def check_checkpoint(loaded: LoadedCheckpoint) -> RunConfig:
         check_state(state, shapes)
         if manifest.scaler:
             DynamicLossScaler(to_settings(config)["lossScaling"]).restore(manifest.scaler)
+    return config
+
+
+def check_all_but_state(whole: VerifiedCheckpoint) -> RunConfig:
+    """The same for a checkpoint whose tensors are not in memory: all but their values."""
+    config = check_manifest(whole.path, whole.manifest)
+    check_model(whole, config)
+    _check_tokenizer(whole)
     return config
 
 
@@ -128,7 +134,7 @@ def check_place(folder: Path, manifest: Manifest, config: RunConfig) -> None:
         raise _wrong(folder, "lossScaler", manifest.scaler, "loss scaling is on, and its scale would start anew")
 
 
-def check_model(loaded: LoadedCheckpoint, config: RunConfig) -> None:
+def check_model(loaded: VerifiedCheckpoint, config: RunConfig) -> None:
     """CheckpointCorrupt unless config.json, which other programs read, describes the model of the settings."""
     ours, theirs = model_config(config).to_dict(), loaded.model_config.to_dict()
     for name, value in theirs.items():
@@ -139,7 +145,7 @@ def check_model(loaded: LoadedCheckpoint, config: RunConfig) -> None:
             )
 
 
-def _check_tokenizer(loaded: LoadedCheckpoint) -> None:
+def _check_tokenizer(loaded: VerifiedCheckpoint) -> None:
     """CheckpointCorrupt unless tokenizer.json, where there is one, is that of the run, and the model knows its ids."""
     if loaded.tokenizer_json is None:
         return

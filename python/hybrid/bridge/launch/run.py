@@ -18,7 +18,7 @@ from hybrid.bridge.job import FOREIGN, build_job, checkpoint_files, last_sequenc
 from hybrid.bridge.server.uploads import Uploads
 from hybrid.checkpoint.digests import digest_bytes
 from hybrid.checkpoint.finding import CheckpointRef, step_folder_name
-from hybrid.checkpoint.loading import LoadedCheckpoint
+from hybrid.checkpoint.loading import VerifiedCheckpoint
 from hybrid.checkpoint.manifest import MANIFEST_NAME, MODEL_FILE, OPTIMIZER_FILE
 from hybrid.checkpoint.store import CheckpointStore
 from hybrid.contracts.javascript import iso_time
@@ -219,7 +219,7 @@ class TabRun:
 
     # --- checkpoints that come in
 
-    def check(self, loaded: LoadedCheckpoint) -> None:
+    def check(self, loaded: VerifiedCheckpoint) -> None:
         """CheckpointCorrupt unless a checkpoint from the tab is the next one of this very run.
 
         Its hashes hold already; but hashes hold for any content, and the run would go on from it.

@@ -18,7 +18,7 @@ from pathlib import Path
 from hybrid.bridge.server.refusals import Refusal
 from hybrid.checkpoint.digests import CHUNK_BYTES
 from hybrid.checkpoint.finding import CheckpointRef
-from hybrid.checkpoint.loading import LoadedCheckpoint
+from hybrid.checkpoint.loading import VerifiedCheckpoint
 from hybrid.checkpoint.manifest import check_file_name
 from hybrid.checkpoint.store import CheckpointStore
 from hybrid.errors import CheckpointCorrupt, HybridError, LimitExceeded
@@ -46,7 +46,7 @@ class Uploads:
         self,
         store: CheckpointStore,
         most_bytes: int,
-        check: Callable[[LoadedCheckpoint], None],
+        check: Callable[[VerifiedCheckpoint], None],
         adopted: Callable[[CheckpointRef], None],
     ) -> None:
         self._store = store
@@ -104,7 +104,7 @@ class Uploads:
             if upload is None:
                 raise CheckpointCorrupt(f"{name}: nothing was uploaded under this name")
 
-            def check(loaded: LoadedCheckpoint) -> None:
+            def check(loaded: VerifiedCheckpoint) -> None:
                 if loaded.manifest.progress.step != step:
                     raise CheckpointCorrupt(f"{name}: the manifest is of step {loaded.manifest.progress.step}")
                 self._check(loaded)
