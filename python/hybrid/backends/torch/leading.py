@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from hybrid.backends.protocol import Evaluation, GenerateOptions, SessionState, StepInfo, StepResult
+from hybrid.backends.torch.numerics import choose_device
 from hybrid.backends.torch.ranks import RankFailed, Ranks
 from hybrid.backends.torch.session import TorchSession
 from hybrid.data.batch import IGNORE, Batch
@@ -44,6 +45,7 @@ class LeadingSession:
         self._info: StepInfo | None = None
         self._batches: list[Batch] = []
         orders.give("open", model.to_dict(), optimizer.to_dict(), settings)
+        _connect(ranks, settings)
         self.inner = TorchSession(model, **settings, optimizer=optimizer, ranks=ranks, note=note)
 
     # --- a step ------------------------------------------------------------------------------------------------------
@@ -94,10 +96,10 @@ class LeadingSession:
 
     def import_state(self, state: SessionState) -> None:
         """Read once, here; the other ranks get the tensors from this one."""
-        self.inner.import_state(state)
+        self.inner.check_state(state)
         self._info = None
         self.orders.give("import", state.optimizer_step, state.scaler)
-        _share_state(self.ranks, self.inner)
+        _load(self.ranks, self.inner, state.optimizer_step, state.scaler, state)
 
     def describe(self) -> dict[str, Any]:
         return {**self.inner.describe(), "worldSize": self.ranks.size, "parallel": "ddp"}
@@ -145,6 +147,7 @@ def follow(ranks: Ranks, note: Callable[[str], None] = lambda text: None) -> Any
             return content[0]
         if name == "open":
             model, optimizer, settings = content
+            _connect(ranks, settings)
             session = TorchSession(
                 ModelConfig.from_dict(model),
                 **settings,
@@ -163,8 +166,16 @@ def follow(ranks: Ranks, note: Callable[[str], None] = lambda text: None) -> Any
             session.poll_metrics()
             _compare_once(ranks, session)
         elif name == "import":
-            session.reset(*content)
-            _share_state(ranks, session)
+            step, scaler = content
+            _load(ranks, session, step, scaler, None)
+
+
+def _connect(ranks: Ranks, settings: dict[str, Any]) -> None:
+    """Each rank with its own device, before the first session."""
+    if ranks.device is None:
+        chosen: list[torch.device] = []
+        ranks.each("choosing a device", lambda: chosen.append(choose_device(settings.get("device", "auto"))))
+        ranks.connect(chosen[0])
 
 
 def _step(ranks: Ranks, session: TorchSession, info: StepInfo, batches: list[Batch] | None) -> None:
@@ -201,10 +212,10 @@ def _unpacked(rows: Any, time: int) -> Batch:
     return Batch(**parts, sample_ids=np.ascontiguousarray(rows[:, -1]))
 
 
-def _share_state(ranks: Ranks, session: TorchSession) -> None:
+def _load(ranks: Ranks, session: TorchSession, step: int, scaler: dict[str, Any], state: SessionState | None) -> None:
     with ranks.together("sharing the state"):
-        for tensor in session.state_tensors():
-            dist.broadcast(tensor, src=0)
+        session.load(state)
+        session.reset(step, scaler)
 
 
 def _compare_once(ranks: Ranks, session: TorchSession) -> None:

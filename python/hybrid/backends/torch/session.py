@@ -50,6 +50,14 @@ PRECISIONS = {"f32": torch.float32, "mixed-bf16": torch.bfloat16, "mixed-f16": t
 MOST_UNDER_WAY = 2  # steps
 
 
+@dataclass(frozen=True)
+class ShardedState:
+    """Weights and moments under the names of `SessionState`: f32 tensors, and DTensors where they are sharded."""
+
+    model: dict[str, Tensor]
+    optimizer: dict[str, Tensor]
+
+
 @dataclass
 class _Finished:
     """A step that was applied: its row on its way to the host."""
@@ -346,18 +354,39 @@ class TorchSession:
     def import_state(self, state: SessionState) -> None:
         """CheckpointCorrupt when a name, shape, type or scaler field is not what this model needs; nothing has
         changed then."""
+        self.check_state(state)
+        self.load(state)
+        self.reset(state.optimizer_step, state.scaler)
+
+    def check_state(self, state: SessionState) -> None:
+        """What `import_state` refuses."""
         check_state(state, self._shapes)
-        scaler = DynamicLossScaler(self._loss_scaling)
         if state.scaler:
-            scaler.restore(state.scaler)
-        with torch.no_grad():
-            for own, given in ((self._root.weights(), state.model), (self._updater.moments(), state.optimizer)):
-                for name, tensor in own.items():
-                    tensor.copy_(torch.from_numpy(given[name]))
-        self.reset(state.optimizer_step, scaler.state())
+            DynamicLossScaler(self._loss_scaling).restore(state.scaler)
+
+    def load(self, state: SessionState | None) -> None:
+        """Fill weights and moments. Every rank must call this; only rank 0 has the state, the others give None."""
+        for name in self._shapes:
+            self.load_full("model", name, None if state is None else state.model[name])
+        for name in self._updater.moments():
+            self.load_full("optimizer", name, None if state is None else state.optimizer[name])
+
+    def load_full(self, group: str, name: str, values: NDArray[np.float32] | None) -> None:
+        """Fill one tensor of `sharded_state` ("model" or "optimizer") with the whole tensor that rank 0 gives; the
+        others give None. Every rank must call this."""
+        tensor = getattr(self.sharded_state(), group)[name]
+        if values is not None:
+            tensor.copy_(torch.from_numpy(values))
+        if self.ranks is not None:
+            dist.broadcast(tensor, src=0)
+
+    def sharded_state(self) -> ShardedState:
+        """This rank's part of the state: the tensors themselves, which later steps change."""
+        weights = {name: weight.detach() for name, weight in self._root.weights().items()}
+        return ShardedState(weights, self._updater.moments())
 
     def reset(self, optimizer_step: int, scaler: dict[str, Any]) -> None:
-        """Go on from here, with weights and moments that are, or will be, put into `state_tensors`."""
+        """Go on from here, with weights and moments that are, or will be, filled by `load`."""
         fresh = DynamicLossScaler(self._loss_scaling)
         if scaler:
             fresh.restore(scaler)
