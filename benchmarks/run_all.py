@@ -20,6 +20,7 @@ BENCHMARKS: dict[str, list[str]] = {
     "matmul_f16": ["matmul.py", "--rounds", "20", "--precision", "mixed-f16"],
     "step": ["step.py"],
     "tab_step": ["web/tab_step.py"],
+    "page_load": ["web/page_load.py"],
     "shakespeare": ["shakespeare.py"],
 }
 

@@ -243,13 +243,13 @@ class Chromium:
     def _launch(self, flags: tuple[str, ...]) -> None:
         from playwright.sync_api import sync_playwright
 
-        self._driver = sync_playwright().start()
+        self.driver = sync_playwright().start()
         try:
-            self.browser = self._driver.chromium.launch(
+            self.browser = self.driver.chromium.launch(
                 executable_path=find_chromium(), headless=True, args=[*FLAGS, *flags]
             )
         except BaseException:
-            self._driver.stop()
+            self.driver.stop()
             raise
 
     def run(self, action: Callable[[], T]) -> T:
@@ -266,7 +266,7 @@ class Chromium:
         """
 
         def new_context() -> Any:
-            return self._driver.chromium.launch_persistent_context(
+            return self.driver.chromium.launch_persistent_context(
                 profile, executable_path=find_chromium(), headless=True, args=[*FLAGS, *flags]
             )
 
@@ -275,7 +275,7 @@ class Chromium:
     def close(self) -> None:
         def stop() -> None:
             self.browser.close()
-            self._driver.stop()
+            self.driver.stop()
 
         self.run(stop)
         self._thread.shutdown()

@@ -237,6 +237,40 @@ def test_without_an_adapter_page_and_command_say_what_to_do(tmp_path: Path, chro
         assert "chrome://gpu" in shown(page, "status")
 
 
+WRITE_DOWN_THE_ORDER = """
+const order = [];
+const { fetch: ask, postMessage: tell } = globalThis;
+globalThis.fetch = (url, init) => {
+  order.push(`ask ${new URL(url).pathname.split("/").slice(2).join("/").replace(/[0-9a-f]{64}/, "HASH")}`);
+  return ask.call(globalThis, url, init);
+};
+globalThis.postMessage = (message) => {
+  order.push(`show ${message.facts.stage ?? message.kind}`);
+  tell.call(globalThis, message);
+  if (message.kind === "step") console.info(JSON.stringify(order.splice(0)));
+};
+const create = GPUDevice.prototype.createComputePipelineAsync;
+GPUDevice.prototype.createComputePipelineAsync = function (wanted) {
+  order.push("pipeline");
+  return create.call(this, wanted);
+};
+"""
+
+
+def test_the_page_shows_how_far_it_is_before_anything_takes_long(tmp_path: Path, chromium: Chromium) -> None:
+    with launched(tmp_path, spoiled(chromium, WRITE_DOWN_THE_ORDER), "run.steps=100000", "run.logEvery=1") as run:
+        run.until("step", lambda facts: facts["step"] >= 3)
+        run.tab.page.do(lambda inner: inner.title())  # what it wrote is heard while something is asked of it
+        written = next(message for message in run.tab.page.messages if message.startswith("info: ["))
+    order: list[str] = json.loads(written.removeprefix("info: "))
+    moments = (
+        "ask job.json", "show phase", "ask data/manifest.json", "show opening the device", "show compiling the plan",
+        "ask profile", "ask plans/HASH/plan.json", "show compiling kernels", "pipeline", "show run", "show step",
+    )  # fmt: skip
+    assert [order.index(moment) for moment in moments] == sorted(order.index(moment) for moment in moments), order
+    assert "pipeline" not in order[order.index("show run") :], "they are all made before the first step"
+
+
 class HiddenPage:
     """A page behind another tab. Playwright makes each of its own pages believe that it is looked at; so this one is
     made without it."""

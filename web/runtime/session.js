@@ -33,6 +33,7 @@ import { validateBatch } from "./validate.js";
 import { chooseVariants, VariantCache } from "./variants.js";
 
 /** @import {Batch} from "./batch.js" */
+/** @import {Encoded} from "./command_stream.js" */
 /** @import {Device} from "./device.js" */
 /** @import {Counters, Progress} from "./executor.js" */
 /** @import {Plan} from "./plan.js" */
@@ -585,17 +586,21 @@ async function rememberedVariants(executor, { storage, progress, clock }) {
 }
 
 /**
- * Drivers compile at first dispatch: run the programs of a step once on zeros, then wipe what they left.
+ * Drivers compile at first dispatch: run a single workgroup of each kernel of a step, on zeros, then wipe what they left.
  *
  * @param {Executor} executor
  * @param {Progress} [progress]
  */
 async function warmUp(executor, progress) {
-  for (const [done, name] of TRAINING_PROGRAMS.entries()) {
-    progress?.("warming up", done, TRAINING_PROGRAMS.length);
-    executor.run(name);
-    await executor.fence();
+  /** @type {Map<GPUComputePipeline, Encoded>} */
+  const kernels = new Map();
+  for (const command of TRAINING_PROGRAMS.flatMap((name) => executor.program(name))) {
+    if (!Array.isArray(command)) kernels.set(command.pipeline, { ...command, x: 1, y: 1, z: 1 });
   }
+  progress?.("warming up", 0, 1);
+  const stream = executor.stream();
+  stream.program([...kernels.values()]);
+  stream.finish();
   executor.clear(Object.keys(executor.plan.arenas).filter((arena) => arena !== "tables"));
   await executor.fence();
 }
