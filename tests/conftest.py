@@ -35,8 +35,6 @@ SWIFTSHADER_FOLDERS = (
     "~/.cache/ms-playwright",
 )
 
-_not_run: Counter[tuple[str, str]] = Counter()
-
 
 def swiftshader_icd() -> Path | None:
     """Chromium's `vk_swiftshader_icd.json`, or None."""
@@ -145,15 +143,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _skip(item: pytest.Item, name: str, reason: str) -> None:
     item.add_marker(pytest.mark.skip(reason=f"needs {name}: {reason}"))
-    _not_run[name, reason] += 1
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if not _not_run:
+    """From the reports, which arrive from workers of pytest-xdist too."""
+    reports = [report for report in terminalreporter.stats.get("skipped", ()) if isinstance(report.longrepr, tuple)]
+    reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in reports)
+    if not reasons:
         return
     terminalreporter.section("not run")
-    for (name, reason), count in sorted(_not_run.items()):
-        terminalreporter.write_line(f"{count} test(s) marked {name}: {reason}")
+    for reason, count in sorted(reasons.items()):
+        terminalreporter.write_line(f"{count} test(s): {reason}")
 
 
 @pytest.fixture(scope="session")
@@ -175,11 +175,9 @@ def device():  # type: ignore[no-untyped-def]
 
 @pytest.fixture
 def f16_device(device):  # type: ignore[no-untyped-def]
-    """The same device; the test is skipped, and counted as not run, where it lacks shader-f16."""
+    """The same device; the test is skipped where it lacks shader-f16."""
     if not device.has_f16:
-        reason = f"{device.name} lacks shader-f16"
-        _not_run["webgpu", reason] += 1
-        pytest.skip(reason)
+        pytest.skip(f"needs shader-f16, which {device.name} lacks")
     return device
 
 
