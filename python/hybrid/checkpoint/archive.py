@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import shutil
 import stat
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from hybrid.checkpoint import loading
+from hybrid.checkpoint.loading import VerifiedCheckpoint
 from hybrid.checkpoint.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest, parse
 from hybrid.checkpoint.safetensors import open_regular
 from hybrid.checkpoint.zip_entries import Entry, read_content, read_entries
@@ -44,6 +46,14 @@ def pack(folder: Path, archive: Path) -> Manifest:
 def unpack(archive: Path, folder: Path) -> Manifest:
     """Make the folder `folder`, which must not exist, of the checkpoint in an archive. Every byte is verified.
 
+    Errors: as `unpack_whole`.
+    """
+    return unpack_whole(archive, folder).manifest
+
+
+def unpack_whole(archive: Path, folder: Path) -> VerifiedCheckpoint:
+    """The same, and all that is known of the checkpoint then. It takes a few megabytes of memory, whatever its size.
+
     Errors: CheckpointNotFound if there is no such archive; CheckpointCorrupt for a damaged or hostile one;
     HybridError when the folder exists or the disk refuses.
     """
@@ -61,7 +71,7 @@ def unpack(archive: Path, folder: Path) -> Manifest:
                     file.flush()
                     os.fsync(file.fileno())
             try:
-                return loading.examine(temporary).manifest
+                return dataclasses.replace(loading.examine(temporary), path=folder)
             except CheckpointCorrupt as error:
                 raise CheckpointCorrupt(str(error).replace(str(temporary), source)) from error
 

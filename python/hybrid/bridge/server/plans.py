@@ -49,9 +49,11 @@ def profile_of(facts: Any) -> DeviceProfile:
 
 
 class PlanShelf:
-    """Compiled plans in a temporary folder, each in a folder named by its hash; the newest few are kept."""
+    """Compiled plans in a temporary folder, each in a folder named by its hash; the newest few are kept, and one that
+    is asked for again is among them."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MOST_PLANS) -> None:
+        self._most = most
         self._temporary = TemporaryFolder("hybrid-plans-")
         self.folder = self._temporary.path
         self._names: list[str] = []
@@ -62,10 +64,12 @@ class PlanShelf:
         plan = compile_plan(settings, profile)
         name = stable_hash(plan.to_json())
         with self._lock:
-            if name not in self._names:
+            if name in self._names:
+                self._names.remove(name)
+            else:
                 write_plan(plan, self.folder / name)
-                self._names.append(name)
-            while len(self._names) > MOST_PLANS:
+            self._names.append(name)
+            while len(self._names) > self._most:
                 shutil.rmtree(self.folder / self._names.pop(0), ignore_errors=True)
         return name
 
