@@ -30,6 +30,7 @@ from hybrid.errors import (
 from hybrid.training.metrics_log import read_rows
 from hybrid.training.signals import StopFlag
 from hybrid.training.start import Request, Services
+from training.full_disk import full_after
 from training.micro import Recorder, entries, run, run_file, state_hash, steps_saved
 from training.sessions import FakeClock
 
@@ -346,18 +347,19 @@ def test_rows_come_in_order(tmp_path: Path, recording: Path) -> None:
 def test_a_disk_that_is_full_ends_the_run_with_its_reason(
     tmp_path: Path, recording: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*arguments: Any) -> None:
-        raise OSError(28, "No space left on device")
-
     def script(tab: Tab) -> None:
         tab.claim()
         tab.begin()
-        monkeypatch.setattr("hybrid.training.metrics_log.JsonLines.append", full)
-        row = entries(recording.parent)[0]
-        tab.report({"kind": "entry", "row": row}, status=410)
+        monkeypatch.setattr("hybrid.training.metrics_log.FileIO", full_after(2))
+        for row in entries(recording.parent)[:2]:
+            tab.report({"kind": "entry", "row": row})
+        tab.report({"kind": "entry", "row": entries(recording.parent)[2]}, status=410)
 
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(
+        HybridError, match=r"metrics\.jsonl: could not be written: No space left on device; checkpoints"
+    ):
         train_in_tab(tmp_path, recording, script)
+    assert run_file(tmp_path)["status"] == "failed"
 
 
 def test_tensorboard_is_written_here(tmp_path: Path, recording: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -235,3 +235,20 @@ def test_the_events_are_documented(here: Path, capsys: pytest.CaptureFixture[str
         event = json.loads(line)
         row = documented[event.pop("event")]
         assert [key for key in event if f"`{key}`" not in row] == [], row
+
+
+@pytest.mark.parametrize("reader", ["head -1", 'grep -m1 \'"event": "step"\''])
+def test_a_reader_that_has_seen_enough_stops_the_run_and_nothing_is_lost(here: Path, reader: str) -> None:
+    train_it = f"'{sys.executable}' -m hybrid train micro.json --run-dir run --json"
+    command = f"{train_it} --steps 1000000 --set run.logEvery=1 | {reader} > read; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout == "75\n" and "Traceback" not in done.stderr and "BrokenPipe" not in done.stderr
+    assert len((here / "read").read_text().splitlines()) == 1
+    facts = run_file(here)
+    step = facts.get("step", 0)
+    assert facts["status"] == "stopped" and (step > 0) == reader.startswith("grep")
+    if step:
+        assert "nobody reads the output any more" in facts["message"]
+        assert finding.resolve(here / "run").step == step == len(entries(here))
+    assert train("--run-dir", "run", "--steps", str(step + 2)) == 0
+    assert len(entries(here)) == step + 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,13 +11,16 @@ from typing import Any
 import pytest
 
 from hybrid.backends.protocol import Evaluation, TrainingSession
+from hybrid.checkpoint import finding
 from hybrid.config.tree import RunConfig
 from hybrid.contracts.loss_scaler import DynamicLossScaler
-from hybrid.errors import AlertRaised, DeviceLost, NonFiniteError, StopRequested
+from hybrid.errors import AlertRaised, DeviceLost, HybridError, NonFiniteError, StopRequested
+from hybrid.training import metrics_log
 from hybrid.training.metrics_log import read_rows
 from hybrid.training.sessions import make_session
 from hybrid.training.signals import StopFlag
 from hybrid.training.view import event_text
+from training.full_disk import full_after
 from training.micro import Recorder, entries, run, run_file, state_hash, steps_saved
 from training.sessions import FakeClock, TimedSession, losing
 
@@ -245,3 +249,67 @@ def test_a_stop_at_step_zero_saves_nothing(tmp_path: Path) -> None:
     view = Recorder(lambda kind, facts: stop.request("a test") if kind == "run" else None)
     outcome = run(tmp_path, view=view, stop=stop)
     assert (outcome.exit_code, outcome.step) == (75, 0) and steps_saved(tmp_path) == []
+
+
+@pytest.mark.parametrize("backend", ["reference", pytest.param("webgpu", marks=pytest.mark.webgpu)])
+def test_a_disk_that_fills_up_fails_the_run_and_costs_no_checkpoint(tmp_path: Path, backend: str) -> None:
+    settings = (f"backend.name={backend}", "run.steps=20")
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        pytest.raises(HybridError, match=r"metrics\.jsonl: could not be written: No space left on device"),
+    ):
+        patch.setattr(metrics_log, "FileIO", full_after(7))
+        run(tmp_path, *settings)
+    facts = run_file(tmp_path)
+    assert facts["status"] == "failed" and "No space left" in facts["message"]
+    assert steps_saved(tmp_path) == [5] and finding.resolve(tmp_path / "run").step == 5
+    run(tmp_path, *settings)
+    run(tmp_path, *settings, run="straight")
+    assert run_file(tmp_path)["status"] == "finished"
+    assert state_hash(tmp_path) == state_hash(tmp_path, "straight")
+    assert [row["step"] for row in entries(tmp_path)] == list(range(1, 21))
+
+
+def test_a_disk_that_takes_nothing_at_all_shows_the_error_that_came_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, *arguments: Any, **options: Any) -> Any:
+        if path.suffix == ".tmp":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return opened(path, *arguments, **options)
+
+    def fail(kind: str, facts: Any) -> None:
+        if kind == "step":
+            monkeypatch.setattr(Path, "open", full)
+            raise NonFiniteError("this came first")
+
+    opened = Path.open
+    with pytest.raises(NonFiniteError, match="this came first") as raised:
+        run(tmp_path, view=Recorder(fail))
+    assert any("run.json: could not be written: No space left on device" in note for note in raised.value.__notes__)
+    assert run_file(tmp_path)["status"] == "running", "the record as it was before"
+    assert not list((tmp_path / "run").glob("*.tmp"))
+
+
+class Unread(Recorder):
+    """Nobody reads what comes after the first of these events."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.last = kind
+
+    def event(self, kind: str, facts: Any) -> None:
+        if self.of(self.last):
+            raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+        super().event(kind, facts)
+
+
+def test_a_run_that_nobody_reads_any_more_saves_and_stops(tmp_path: Path) -> None:
+    view = Unread("step")
+    outcome = run(tmp_path, "run.steps=20", "run.logEvery=1", view=view)
+    assert (outcome.status, outcome.exit_code) == ("stopped", 75)
+    assert "nobody reads the output any more" in outcome.message
+    assert steps_saved(tmp_path)[-1] == outcome.step < 20 and run_file(tmp_path)["status"] == "stopped"
+    with pytest.raises(StopRequested, match="stopped"):
+        run(tmp_path, run="early", view=Unread("phase"))
+    assert run_file(tmp_path, "early")["status"] == "stopped"

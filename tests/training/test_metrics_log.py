@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from io import FileIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from hybrid.errors import HybridError
+from hybrid.training import metrics_log
 from hybrid.training.metrics_log import JsonLines, read_rows
 
 
@@ -54,3 +58,23 @@ def test_what_a_crash_left_of_a_row_is_dropped(tmp_path: Path, rest: bytes) -> N
 def test_numbers_that_json_lacks_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="JSON"):
         log(tmp_path).append({"step": 1, "loss": float("nan")})
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_is_named_with_its_file(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").symlink_to("/dev/full")
+    rows = log(tmp_path)
+    with pytest.raises(
+        HybridError, match=r"rows\.jsonl: could not be written: No space left on device; checkpoints are"
+    ):
+        rows.append({"step": 1})
+    rows.close()
+
+
+def test_a_row_that_the_disk_takes_in_pieces_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Reluctant(FileIO):
+        def write(self, data: Any) -> int:
+            return super().write(bytes(data)[:3])
+
+    monkeypatch.setattr(metrics_log, "FileIO", Reluctant)
+    assert list(read_rows(filled(tmp_path, 2).path)) == [{"step": 1, "text": "ä\n"}, {"step": 2, "text": "ä\n"}]

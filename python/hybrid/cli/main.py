@@ -49,7 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     with early.guarded(words):
-        return _main(words)
+        code = _main(words)
+    _end_output()
+    return code
 
 
 def _main(words: list[str]) -> int:
@@ -115,6 +117,16 @@ def error_facts(error: Exception) -> dict[str, Any]:
         "exitCode": getattr(error, "exit_code", EXIT_FAILED),
         **({"differences": differences} if differences else {}),
     }
+
+
+def _end_output() -> None:
+    """Write what is left, so that the interpreter has nothing to complain about at its end."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _forget_the_reader()
+    except (OSError, ValueError):
+        pass  # a disk that is full; a stream that somebody has closed
 
 
 def _forget_the_reader() -> None:

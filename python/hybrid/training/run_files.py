@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 from hybrid.checkpoint.finding import resolve
 from hybrid.checkpoint.loading import read_manifest
-from hybrid.errors import ConfigError
+from hybrid.errors import ConfigError, HybridError
 
 RUN_FILE = "run.json"
 FORMAT = "hybrid.run"
@@ -27,16 +28,21 @@ class RunFile:
         self.facts: Facts = {"format": FORMAT, "version": VERSION, **(facts or {})}
 
     def update(self, **facts: Any) -> None:
-        """Set top-level keys and write the file."""
+        """Set top-level keys and write the file. HybridError where the disk does not take it; the old file stays."""
         self.facts.update(facts)
+        text = json.dumps(self.facts, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
         temporary = self.path.with_suffix(".json.tmp")
-        # The escape of a lone surrogate (a byte of a file name that is not UTF-8, say) is one that JSON knows.
-        with temporary.open("w", encoding="utf-8", errors="backslashreplace") as file:
-            json.dump(self.facts, file, indent=2, ensure_ascii=False, allow_nan=False)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self.path)
+        try:
+            # The escape of a lone surrogate (a byte of a file name that is not UTF-8, say) is one that JSON knows.
+            with temporary.open("w", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(self.path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise HybridError(f"{self.path}: could not be written: {error.strerror or error}") from error
 
 
 def read_run_file(run_dir: Path) -> Facts | None:

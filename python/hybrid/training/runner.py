@@ -81,7 +81,8 @@ def _train(request: Request, services: Services, loop: Loop) -> Outcome:
         # A refusal before the first step leaves the record of an earlier run as it is.
         if begun or existing is None:
             message = str(error) or type(error).__name__
-            record.update(status=status_of(error), message=message, updatedAt=_time(services))
+            facts = {"status": status_of(error), "message": message, "updatedAt": _time(services)}
+            _close(partial(record.update, **facts), error)
         raise
 
 

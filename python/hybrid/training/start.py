@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -29,7 +30,7 @@ from hybrid.training.machine import machine_memory
 from hybrid.training.resume import Start, agree, find_start
 from hybrid.training.sessions import choose_backend, make_session
 from hybrid.training.signals import StopFlag
-from hybrid.training.view import QuietView, View
+from hybrid.training.view import QuietView, View, WatchedView
 
 
 class SessionFactory(Protocol):
@@ -62,7 +63,10 @@ class Request:
 
 @dataclass(frozen=True)
 class Services:
-    """The outside world of a run. clock: monotonic seconds. now: Unix time in seconds. filesystem: for checkpoints."""
+    """The outside world of a run. clock: monotonic seconds. now: Unix time in seconds. filesystem: for checkpoints.
+
+    A run whose view nobody reads any more is stopped, so it saves.
+    """
 
     view: View = field(default_factory=QuietView)
     stop: StopFlag = field(default_factory=StopFlag)
@@ -70,6 +74,10 @@ class Services:
     clock: Callable[[], float] = time.perf_counter
     now: Callable[[], float] = time.time
     filesystem: OsFilesystem = field(default_factory=OsFilesystem)
+
+    def __post_init__(self) -> None:
+        gone = partial(self.stop.request, "nobody reads the output any more")
+        object.__setattr__(self, "view", WatchedView(self.view, gone))
 
     def note(self, text: str) -> None:
         self.view.event("note", {"text": text})

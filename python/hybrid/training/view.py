@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Protocol, TextIO
 
@@ -41,6 +42,43 @@ class QuietView:
 
     def event(self, kind: str, facts: Facts) -> None:
         return None
+
+
+class WatchedView(QuietView):
+    """Another view, as long as somebody reads it. gone: called once, when nobody does any more.
+
+    A reader that has gone, as in `hybrid train | head`, has seen enough; but an error in the middle of a step would
+    cost what was not saved yet.
+    """
+
+    def __init__(self, view: View, gone: Callable[[], None]) -> None:
+        self._view = view
+        self._gone = gone
+        self._is_read = True
+
+    def __enter__(self) -> View:
+        self._view.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._heard():
+            self._view.__exit__(kind, error, trace)
+
+    def event(self, kind: str, facts: Facts) -> None:
+        if self._is_read:
+            with self._heard():
+                self._view.event(kind, facts)
+
+    @contextmanager
+    def _heard(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            if self._is_read:
+                self._is_read = False
+                self._gone()
 
 
 class JsonView(QuietView):
