@@ -7,13 +7,16 @@ step before applying it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hybrid.checkpoint.safetensors import LateTensor
 from hybrid.data.batch import Batch
 
 
@@ -140,3 +143,32 @@ class TrainingSession(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@dataclass
+class SpreadState:
+    """What `SessionState` says, with tensors that lie in files until `close` is called."""
+
+    model: Mapping[str, LateTensor]
+    optimizer: Mapping[str, LateTensor]
+    optimizer_step: int
+    scaler: dict[str, Any]
+    close: Callable[[], None]
+
+
+@runtime_checkable
+class SpreadSession(Protocol):
+    """A session over several processes: what else it can do, so that none of them ever holds the whole state."""
+
+    def export_pieces(self, folder: Path, what: str) -> SpreadState:
+        """The state after every applied step. Later steps do not touch it, although it is written in the background, by
+        every process into `folder`, which exists. Reading a tensor waits until all have. what: the action, in messages.
+        """
+        ...
+
+    def filling(
+        self, names: list[tuple[str, str]], optimizer_step: int, scaler: dict[str, Any]
+    ) -> AbstractContextManager[Callable[[str, str, NDArray[np.float32]], None]]:
+        """What `import_state` does, tensor by tensor: inside the block, call what it gives with group ("model" or
+        "optimizer"), name and values of each tensor, in the order of `names`."""
+        ...

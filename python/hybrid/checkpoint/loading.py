@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -21,6 +22,7 @@ from hybrid.models.parameters import parameter_specs
 
 _MAX_CONFIG_BYTES = 16 * 1024 * 1024
 _SLOT_DTYPE = "F32"
+_GROUPS = {"model": MODEL_FILE, "optimizer": OPTIMIZER_FILE}
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,37 @@ def examine(folder: Path) -> VerifiedCheckpoint:
             safetensors.scan_file(folder / name, manifest.files[name]) for name in (MODEL_FILE, OPTIMIZER_FILE)
         )
     return _checked(folder, manifest, small, model, optimizer, True)
+
+
+class CheckpointStream:
+    """A checkpoint whose tensors are read one after the other, so that a process never holds them all.
+
+    about: the checkpoint; everything is verified but the tensors. names: the tensors in the order in which they come,
+    each with its group ("model" or "optimizer"); exactly those of the model, in its shapes. Errors: as `load`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        manifest = read_manifest(folder)
+        with _listed_files():
+            self._small = _small_files(folder, manifest, True)
+            headers = {group: safetensors.read_header(folder / name) for group, name in _GROUPS.items()}
+        stored = [
+            safetensors.ScannedFile(header, {}, manifest.files[_GROUPS[group]]) for group, header in headers.items()
+        ]
+        self.about = _checked(folder, manifest, self._small, stored[0], stored[1], False)
+        self.names = [(group, entry.name) for group, header in headers.items() for entry in header.entries]
+
+    def pour(self, take: Callable[[str, str, NDArray[np.float32]], None]) -> None:
+        """Give every tensor to `take`, with its group and name. Whether all of them are what the manifest says turns
+        out behind the last one: CheckpointCorrupt then, as at any moment before.
+        """
+        folder, manifest = self.about.path, self.about.manifest
+        with _listed_files():
+            found = [
+                safetensors.pour_file(folder / name, manifest.files[name], partial(take, group))
+                for group, name in _GROUPS.items()
+            ]
+        _checked(folder, manifest, self._small, found[0], found[1], True)
 
 
 def unlisted(folder: Path, manifest: Manifest) -> list[str]:

@@ -228,17 +228,28 @@ def scan_file(path: Path, expected: FileDigest | None = None, source: str | None
     return _whole_file(path, expected, source, scan_stream)
 
 
+def pour_file(path: Path, expected: FileDigest, take: Callable[[str, TensorArray], None]) -> ScannedFile:
+    """Like `read_file`, but `take` is given each tensor once it has been read, in the order of the file, and nothing is
+    kept. Whether the file is the expected one turns out behind the last tensor.
+    """
+
+    def read(source: str, stream: BinaryIO, size: int) -> ScannedFile:
+        return _read(source, stream, size, lambda entry: _into_array(source, entry, take))
+
+    return _whole_file(path, expected, None, read)
+
+
 def read_stream(source: str, stream: BinaryIO, size: int) -> TensorFile:
     """Like `read_file`, from an open stream of exactly `size` bytes."""
     tensors: dict[str, TensorArray] = {}
-
-    def room(entry: TensorEntry) -> Iterator[memoryview]:
-        raw = np.empty(entry.end - entry.start, np.uint8)
-        yield from _blocks(raw.data)
-        tensors[entry.name] = decode(source, entry, raw)
-
-    found = _read(source, stream, size, room)
+    found = _read(source, stream, size, lambda entry: _into_array(source, entry, tensors.__setitem__))
     return TensorFile(found.header, found.sha256, found.digest, tensors)
+
+
+def _into_array(source: str, entry: TensorEntry, take: Callable[[str, TensorArray], None]) -> Iterator[memoryview]:
+    raw = np.empty(entry.end - entry.start, np.uint8)
+    yield from _blocks(raw.data)
+    take(entry.name, decode(source, entry, raw))
 
 
 def scan_stream(source: str, stream: BinaryIO, size: int) -> ScannedFile:

@@ -30,14 +30,13 @@ class Shaped(Protocol):
 class CheckpointSnapshot:
     """One moment of a run.
 
-    model: float32 master weights by parameter name, a tied tensor once; in memory, or to be read when they are written.
-    optimizer: float32 `<slot>/<parameter>`, such
-    as `moment1/model.norm.weight`, of the parameter's shape. optimizer_step: updates applied (skipped steps do not
-    count). scaler, cursor: plain JSON values of the loss scaler and the data loader. config: the resolved
-    configuration. run_id: the same for the whole life of a run; runtime: where this was made (`webgpu`, `reference`,
-    `torch`, `browser`). session: telemetry windows, elapsed milliseconds, and whatever else the loop wants back; not
-    part of the state hash. special_tokens: ids by role (`bos`, `eos`, `pad`). tokenizer_json: the text of
-    tokenizer.json, if there is one.
+    model: float32 master weights by parameter name, a tied tensor once; in memory, or to be read while they are
+    written. optimizer: likewise float32 `<slot>/<parameter>`, such as `moment1/model.norm.weight`, of the parameter's
+    shape. optimizer_step: updates applied (skipped steps do not count). scaler, cursor: plain JSON values of the loss
+    scaler and the data loader. config: the resolved configuration. run_id: the same for the whole life of a run;
+    runtime: where this was made (`webgpu`, `reference`, `torch`, `browser`). session: telemetry windows, elapsed
+    milliseconds, and whatever else the loop wants back; not part of the state hash. special_tokens: ids by role (`bos`,
+    `eos`, `pad`). tokenizer_json: the text of tokenizer.json, if there is one.
     """
 
     model: Tensors

@@ -17,7 +17,7 @@ from hybrid.checkpoint import manifest as manifests
 from hybrid.checkpoint.digests import Digester, FileDigest
 from hybrid.checkpoint.filesystem import OsFilesystem
 from hybrid.checkpoint.finding import CheckpointRef, CheckpointStatus
-from hybrid.checkpoint.loading import LoadedCheckpoint, VerifiedCheckpoint
+from hybrid.checkpoint.loading import CheckpointStream, LoadedCheckpoint, VerifiedCheckpoint
 from hybrid.checkpoint.manifest import Lineage, Manifest
 from hybrid.checkpoint.snapshot import CheckpointSnapshot
 from hybrid.errors import CheckpointCorrupt, CheckpointNotFound, ConfigError, HybridError
@@ -73,6 +73,12 @@ class CheckpointStore:
         finding.read_ref(path)
         return loading.load(path, verify)
 
+    def stream(self, ref: CheckpointRef) -> CheckpointStream:
+        """A checkpoint to be read tensor by tensor. Errors: CheckpointNotFound, CheckpointCorrupt."""
+        path = self._where(ref)
+        finding.read_ref(path)
+        return CheckpointStream(path)
+
     def verify(self, path: Path) -> Manifest:
         """Read and check every byte; the manifest if all is well. Errors: CheckpointNotFound, CheckpointCorrupt."""
         finding.read_ref(path)
@@ -80,9 +86,9 @@ class CheckpointStore:
 
     # --- saving
 
-    def continue_from(self, loaded: LoadedCheckpoint) -> None:
-        """The next save descends from `loaded`, which need not be the newest one, nor lie in this run folder."""
-        self._parent, self._parent_known = loaded.manifest.checkpoint_hash, True
+    def continue_from(self, whole: VerifiedCheckpoint) -> None:
+        """The next save descends from `whole`, which need not be the newest one, nor lie in this run folder."""
+        self._parent, self._parent_known = whole.manifest.checkpoint_hash, True
 
     def save(self, snapshot: CheckpointSnapshot) -> Path:
         """Save and return the checkpoint's folder. The same state at the same step is not saved twice.
@@ -113,13 +119,18 @@ class CheckpointStore:
         return target
 
     def incoming(self, step: int) -> Path:
-        """A new folder for the files of a checkpoint of this step that was made elsewhere. It is temporary until
-        `adopt`. Errors: HybridError when the disk refuses.
+        """A new folder for the files of a checkpoint of this step that was made elsewhere, or for pieces of them. It is
+        temporary until `adopt` or `discard`. Errors: HybridError when the disk refuses.
         """
         folder = self._sibling(finding.TEMPORARY, finding.step_folder_name(step))
         with _disk_errors(f"{folder}: could not be made"):
             self._filesystem.create_folder(folder)
         return folder
+
+    def discard(self, folder: Path) -> None:
+        """Remove a folder from `incoming`. What cannot be removed now, `clean` removes later."""
+        with contextlib.suppress(OSError):
+            self._filesystem.remove_folder(folder)
 
     def adopt(self, folder: Path, manifest: bytes, check: Callable[[VerifiedCheckpoint], None]) -> CheckpointRef:
         """Turn a folder from `incoming`, which holds every file but the manifest, into a checkpoint of this run.

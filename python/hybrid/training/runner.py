@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from hybrid.backends.protocol import SessionState, StepInfo, TrainingSession
+from hybrid.backends.protocol import StepInfo, TrainingSession
 from hybrid.checkpoint.manifest import Progress
 from hybrid.checkpoint.store import CheckpointStore
 from hybrid.contracts.javascript import iso_time
@@ -39,7 +39,7 @@ from hybrid.training.outcome import Outcome, already_finished, ended, status_of
 from hybrid.training.plot import draw_losses
 from hybrid.training.resume import Start, find_start
 from hybrid.training.run_files import Facts, RunFile, check_place, read_run_file
-from hybrid.training.saved_run import check_checkpoint
+from hybrid.training.saved import restore
 from hybrid.training.saving import Saver
 from hybrid.training.start import Prepared, Request, Services, prepare_run, run_facts
 from hybrid.training.tensorboard import TensorBoard
@@ -215,7 +215,7 @@ class Trainer:
             return  # nothing new
         with self._pause(session, "save"):
             self.saver.save(
-                session.export_state(), self._progress(), describe=self.describe, environment=self.entries.environment,
+                session, self._progress(), describe=self.describe, environment=self.entries.environment,
                 provenance=self.entries.provenance, session=self.entries.state(),
             )  # fmt: skip
             self._record()
@@ -244,11 +244,7 @@ class Trainer:
         state = {}
         self.target_tokens = 0
         if start.ref is not None and start.manifest is not None:
-            loaded = self.store.load(start.ref)
-            check_checkpoint(loaded)
-            manifest = loaded.manifest
-            session.import_state(SessionState(loaded.model, loaded.optimizer, manifest.optimizer_step, manifest.scaler))
-            self.store.continue_from(loaded)
+            manifest = restore(session, self.store, start.ref)
             if start.step >= self.steps:  # killed behind its last save, perhaps before the older ones were pruned
                 self.store.prune(start.ref.path)
             state = manifest.session

@@ -8,13 +8,16 @@ what the manifest alone can answer, `check_checkpoint` everything; every command
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from hybrid.backends.protocol import SessionState
-from hybrid.backends.state_check import check_state
+from hybrid.backends.state_check import StateCheck, check_state
 from hybrid.checkpoint.loading import LoadedCheckpoint, VerifiedCheckpoint
 from hybrid.checkpoint.manifest import CONFIG_FILE, MANIFEST_NAME, TOKENIZER_FILE, Manifest
 from hybrid.config.contract import contract
@@ -58,6 +61,23 @@ def check_all_but_state(whole: VerifiedCheckpoint) -> RunConfig:
     check_model(whole, config)
     _check_tokenizer(whole)
     return config
+
+
+def checking(
+    whole: VerifiedCheckpoint, config: RunConfig, names: list[tuple[str, str]]
+) -> Callable[[str, str, NDArray[np.float32]], None]:
+    """What `check_checkpoint` asks beside `check_all_but_state`, of tensors that come one after the other: takes group,
+    name and values of each. config: the checkpoint's. names: all that will come."""
+    with _named(whole.path):
+        check = StateCheck(names, {spec.name: spec.shape for spec in parameter_specs(whole.model_config)})
+        if whole.manifest.scaler:
+            DynamicLossScaler(to_settings(config)["lossScaling"]).restore(whole.manifest.scaler)
+
+    def take(group: str, name: str, array: NDArray[np.float32]) -> None:
+        with _named(whole.path):
+            check.tensor(group, name, array)
+
+    return take
 
 
 def check_manifest(folder: Path, manifest: Manifest) -> RunConfig:

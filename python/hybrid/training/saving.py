@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from hybrid.backends.protocol import SessionState
+from hybrid.backends.protocol import SessionState, SpreadSession, SpreadState, TrainingSession
 from hybrid.checkpoint.manifest import Hashes, Progress
 from hybrid.checkpoint.snapshot import CheckpointSnapshot
 from hybrid.checkpoint.store import CheckpointStore
@@ -21,6 +22,7 @@ class Saver:
     def __init__(self, prepared: Prepared, services: Services, store: CheckpointStore, run_id: str) -> None:
         self._prepared = prepared
         self._services = services
+        self._store = store
         self._run_id = run_id
         self._writer = AsyncCheckpointWriter(store)
         self._pending: list[tuple[int, Future[Path]]] = []
@@ -29,7 +31,7 @@ class Saver:
 
     def save(
         self,
-        state: SessionState,
+        source: TrainingSession,
         progress: Progress,
         *,
         describe: dict[str, Any],
@@ -37,8 +39,9 @@ class Saver:
         provenance: dict[str, Any] | None,
         session: dict[str, Any],
     ) -> None:
-        """Hand a state over; it is copied already, and written while training goes on. Waits while two saves are
-        outstanding."""
+        """Copy the state of `source`; it is written while training goes on. Waits while two saves are outstanding, or
+        one, where the state lies on several processes."""
+        state, done = self._take(source, progress.step)
         prepared, hashes, tokenizer = self._prepared, self._prepared.hashes, self._prepared.data.tokenizer
         snapshot = CheckpointSnapshot(
             model=state.model,
@@ -67,8 +70,30 @@ class Saver:
             tokenizer_json=tokenizer.to_json(),
             special_tokens={} if tokenizer.end_of_text is None else {"eos": tokenizer.end_of_text},
         )
-        self._pending.append((progress.step, self._writer.submit(snapshot, owned=True)))
+        future = self._writer.submit(snapshot, owned=True)
+        future.add_done_callback(lambda future: done())
+        self._pending.append((progress.step, future))
         self._last_step = progress.step
+
+    def _take(
+        self, source: TrainingSession, step: int
+    ) -> tuple[SessionState, Callable[[], None]] | tuple[SpreadState, Callable[[], None]]:
+        """The state, and what to do when it is saved."""
+        if not isinstance(source, SpreadSession):
+            return source.export_state(), lambda: None
+        self._writer.wait()  # each process holds one copy of its part, not two
+        folder = self._store.incoming(step)
+        try:
+            state = source.export_pieces(folder.resolve(), f"saving step {step}")
+        except BaseException:
+            self._store.discard(folder)
+            raise
+
+        def done() -> None:
+            state.close()
+            self._store.discard(folder)
+
+        return state, done
 
     def holds(self, step: int) -> bool:
         """Whether the state after this step was handed over last: it need not be saved twice."""

@@ -8,23 +8,29 @@ sees the same samples. Whoever has fewer than another gets one without targets, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 
-from hybrid.backends.protocol import Evaluation, GenerateOptions, SessionState, StepInfo, StepResult
+from hybrid.backends.protocol import Evaluation, GenerateOptions, SessionState, SpreadState, StepInfo, StepResult
 from hybrid.backends.torch.numerics import choose_device
 from hybrid.backends.torch.ranks import RankFailed, Ranks
 from hybrid.backends.torch.session import TorchSession
+from hybrid.backends.torch.shards import Shards
+from hybrid.checkpoint.pieces import PieceFolder
 from hybrid.data.batch import IGNORE, Batch
 from hybrid.models.config import ModelConfig
 from hybrid.optim.settings import OptimizerSettings
 
 ORDER = "hybrid/order"
 FIELDS = ("ids", "targets", "positions", "segment_ids")
+SHARING = "sharing the state"
 
 
 class LeadingSession:
@@ -47,6 +53,7 @@ class LeadingSession:
         orders.give("open", model.to_dict(), optimizer.to_dict(), settings)
         _connect(ranks, settings)
         self.inner = TorchSession(model, **settings, optimizer=optimizer, ranks=ranks, note=note)
+        self.shards = Shards(ranks)
 
     # --- a step ------------------------------------------------------------------------------------------------------
 
@@ -90,16 +97,55 @@ class LeadingSession:
         return self.inner.generate(prompt, options)
 
     def export_state(self) -> SessionState:
-        if self._info is not None:
-            raise RuntimeError(f"export_state: step {self._info.data_step} is under way; apply it first")
-        return self.inner.export_state()
+        self._applied("export_state")
+        if self.inner.layout.sharded:
+            self.orders.give("export")
+        with self.ranks.together("export"):
+            return self.inner.export_state()
+
+    def export_pieces(self, folder: Path, what: str) -> SpreadState:
+        """See `backends.protocol.SpreadSession`. Every rank copies its part now, and writes it later."""
+        self._applied("export_pieces")
+        self.orders.give("save", str(folder), what)
+        state = self.inner.sharded_state()
+        written = self.shards.start(state, folder, what)
+        pieces = PieceFolder(folder, written.result)
+        optimizer_step, scaler = self.inner.scalars()
+        return SpreadState(
+            pieces.tensors({name: tuple(tensor.shape) for name, tensor in state.model.items()}),
+            pieces.tensors({name: tuple(tensor.shape) for name, tensor in state.optimizer.items()}),
+            optimizer_step,
+            scaler,
+            pieces.close,
+        )
 
     def import_state(self, state: SessionState) -> None:
         """Read once, here; the other ranks get the tensors from this one."""
         self.inner.check_state(state)
+        groups = {"model": state.model, "optimizer": state.optimizer}
+        names = [(group, name) for group, tensors in groups.items() for name in tensors]
+        with self.filling(names, state.optimizer_step, state.scaler) as fill:
+            for group, name in names:
+                fill(group, name, groups[group][name])
+
+    @contextmanager
+    def filling(
+        self, names: list[tuple[str, str]], optimizer_step: int, scaler: dict[str, Any]
+    ) -> Iterator[Callable[[str, str, NDArray[np.float32]], None]]:
+        """See `backends.protocol.SpreadSession`."""
         self._info = None
-        self.orders.give("import", state.optimizer_step, state.scaler)
-        _load(self.ranks, self.inner, state.optimizer_step, state.scaler, state)
+        self.orders.give("import", names, optimizer_step, scaler)
+
+        def fill(group: str, name: str, values: NDArray[np.float32]) -> None:
+            with self.ranks.together(SHARING):
+                self.inner.load_full(group, name, values)
+
+        yield fill
+        self.inner.reset(optimizer_step, scaler)
+
+    def _applied(self, action: str) -> None:
+        if self._info is not None:
+            raise RuntimeError(f"{action}: step {self._info.data_step} is under way; apply it first")
 
     def describe(self) -> dict[str, Any]:
         return {**self.inner.describe(), "worldSize": self.ranks.size, "parallel": "ddp"}
@@ -137,8 +183,14 @@ class Orders:
 
 def follow(ranks: Ranks, note: Callable[[str], None] = lambda text: None) -> Any:
     """On every rank but 0: carry out orders until the last one, and give what it says. RankFailed when a rank fails."""
+    with ExitStack() as saves:
+        return _follow(ranks, note, saves)
+
+
+def _follow(ranks: Ranks, note: Callable[[str], None], saves: ExitStack) -> Any:
     orders = Orders(ranks)
     session: TorchSession | None = None
+    shards: Shards | None = None
     while True:
         name, content = orders.take()
         if name == "end":
@@ -155,8 +207,9 @@ def follow(ranks: Ranks, note: Callable[[str], None] = lambda text: None) -> Any
                 ranks=ranks,
                 note=note,
             )
+            shards = saves.enter_context(Shards(ranks))
             continue
-        assert session is not None, name
+        assert session is not None and shards is not None, name
         if name == "step":
             info = StepInfo(**content[0])
             session.begin(info)
@@ -165,9 +218,10 @@ def follow(ranks: Ranks, note: Callable[[str], None] = lambda text: None) -> Any
             session.apply()
             session.poll_metrics()
             _compare_once(ranks, session)
+        elif name == "save":
+            shards.start(session.sharded_state(), Path(content[0]), content[1])
         elif name == "import":
-            step, scaler = content
-            _load(ranks, session, step, scaler, None)
+            _fill(ranks, session, *content)
 
 
 def _connect(ranks: Ranks, settings: dict[str, Any]) -> None:
@@ -212,9 +266,10 @@ def _unpacked(rows: Any, time: int) -> Batch:
     return Batch(**parts, sample_ids=np.ascontiguousarray(rows[:, -1]))
 
 
-def _load(ranks: Ranks, session: TorchSession, step: int, scaler: dict[str, Any], state: SessionState | None) -> None:
-    with ranks.together("sharing the state"):
-        session.load(state)
+def _fill(ranks: Ranks, session: TorchSession, names: list[list[str]], step: int, scaler: dict[str, Any]) -> None:
+    with ranks.together(SHARING):
+        for group, name in names:
+            session.load_full(group, name, None)
         session.reset(step, scaler)
 
 

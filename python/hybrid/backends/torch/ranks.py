@@ -20,7 +20,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -138,6 +138,19 @@ class Ranks:
             self._posted = str(first) == text
             return first
         return RankFailed(text, code)
+
+    def post_together(self, what: str, errors: Mapping[int, BaseException]) -> RankFailed:
+        """The same for something that failed on the given ranks: every rank that knows of it may post it, in any
+        thread."""
+        told = "; ".join(f"rank {rank}: {_describe(error)}" for rank, error in sorted(errors.items()))
+        code = getattr(errors[min(errors)], "exit_code", EXIT_FAILED)
+        failed = RankFailed(f"{what} failed on {told}", code)
+        with contextlib.suppress(Exception):
+            text = json.dumps({"message": str(failed), "exitCode": code})
+            first = _failure(self.store.compare_set(ERROR, "", text))
+            self._posted = str(first) == str(failed)
+            return first
+        return failed
 
     def failure(self, wait: float = 0.0) -> RankFailed | None:
         """The error that some rank has posted; waits that many seconds for one."""

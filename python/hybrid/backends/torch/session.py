@@ -385,6 +385,10 @@ class TorchSession:
         weights = {name: weight.detach() for name, weight in self._root.weights().items()}
         return ShardedState(weights, self._updater.moments())
 
+    def scalars(self) -> tuple[int, dict[str, Any]]:
+        """The rest of the state: updates applied, and the fields of the loss scaler."""
+        return self._updater.optimizer_step, self._updater.scaler_state()
+
     def reset(self, optimizer_step: int, scaler: dict[str, Any]) -> None:
         """Go on from here, with weights and moments that are, or will be, filled by `load`."""
         fresh = DynamicLossScaler(self._loss_scaling)
