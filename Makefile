@@ -54,9 +54,17 @@ web-test: $(NODE_MODULES) ## the tests of web/ alone, in Node.js and Deno
 	@$(NPM) run --silent test
 	@$(NPM) run --silent test:deno
 
-# NumPy's and torch's threads fight over the cores at the sizes of the tests: one each.
+# NumPy's and torch's threads fight over the cores at the sizes of the tests: one each. Two files of tests run at a time; those
+# that compare times come after, by themselves. What ARGS select runs as it would without make.
+pytest: export OMP_NUM_THREADS := 1
+pytest: export OPENBLAS_NUM_THREADS := 1
 pytest: $(TORCH) $(PAGE) ## the tests alone
-	@OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(PYTHON) -m pytest -m "not acceptance" $(ARGS)
+ifdef ARGS
+	@$(PYTHON) -m pytest -m "not acceptance" $(ARGS)
+else
+	@$(PYTHON) -m pytest -m "not acceptance and not alone" --numprocesses 2 --dist loadfile --durations 40
+	@$(PYTHON) -m pytest -m "alone and not acceptance"
+endif
 
 acceptance: $(TORCH) $(PAGE) $(RIVALS) system-packages ## the long checks; writes benchmarks/results/*.json
 	@failed=0; $(PYTHON) benchmarks/run_all.py || failed=1; $(PYTHON) -m pytest -m acceptance $(ARGS) || failed=1; exit $$failed
@@ -65,7 +73,7 @@ benchmark-env: $(RIVALS) ## the environment of the rivals that benchmarks/ measu
 
 web: $(PAGE) ## build the page that trains in a tab (for `hybrid train --backend browser`)
 
-pyodide: $(PYODIDE) ## build Python in the tab (13 MB in web/dist/pyodide), which compiles plans and runs scripts there
+pyodide: $(PYODIDE) ## build Python in the tab (19 MB in web/dist/pyodide), which compiles plans and runs scripts there
 
 wheel: $(DEV) $(PAGE) ## build dist/*.whl, with shaders, schemas and the page inside
 	@$(PYTHON) -m pip --disable-pip-version-check wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
@@ -123,12 +131,12 @@ $(NODE_MODULES): web/package.json web/package-lock.json | $(DEV)
 	@$(NPM) ci --silent
 	@touch $@
 
-$(PAGE): $(NODE_MODULES) $(shell find web/runtime web/launch -type f) web/build.js
+$(PAGE): $(NODE_MODULES) $(shell find web/runtime web/launch web/app web/pyodide -type f) web/build.js
 	@echo "building the page"
 	@$(NPM) run --silent build
 	@touch $@
 
-# After the page, whose build empties web/dist.
+# After the page: both need the packages of web/.
 $(PYODIDE): $(PAGE) $(shell find web/pyodide bridge/pyodide shaders python/hybrid -type f -not -name '*.pyc') web/build_pyodide.js
 	@echo "building Python in the tab"
 	@$(NPM) run --silent build:pyodide

@@ -73,6 +73,7 @@ class Watch:
         return during, between
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("backend", ["reference", pytest.param("webgpu", marks=pytest.mark.webgpu)])
 def test_while_a_slow_disk_writes_steps_take_at_most_a_fifth_longer(tmp_path: Path, backend: str) -> None:
     settings = (*SETTINGS, f"backend.name={backend}")
