@@ -8,6 +8,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 PAGE = "web/dist"
+LEFT_OUT = {"pyodide"}  # 19 MB that few want: docs/decisions/0006-python-beside-the-page.md
 
 
 class CustomBuildHook(BuildHookInterface):
@@ -18,6 +19,8 @@ class CustomBuildHook(BuildHookInterface):
             return  # the checkout is used as it lies
         page = Path(self.root) / PAGE
         if page.is_dir():
-            build_data["force_include"][str(page)] = f"hybrid/_shared/{PAGE}"
+            for part in page.iterdir():
+                if part.name not in LEFT_OUT:
+                    build_data["force_include"][str(part)] = f"hybrid/_shared/{PAGE}/{part.name}"
         else:
             self.app.display_warning(f"{PAGE} is missing: this wheel cannot train in a browser; `make wheel` builds it")

@@ -3,13 +3,15 @@
  * (the tokenizer library); and `dist/app/`, the same for the page where anybody trains. `npm run build`.
  */
 
-import { copyFile, rm } from "node:fs/promises";
+import { copyFile, mkdir, readdir, rm } from "node:fs/promises";
+import path from "node:path";
 import process from "node:process";
 import { fileURLToPath } from "node:url";
 
 import { build } from "esbuild";
 
 const DIST = fileURLToPath(new URL("dist", import.meta.url));
+const PYTHON = "pyodide"; // what `build_pyodide.js` has put there, which takes longer and is seldom another
 
 /**
  * @param {boolean} write to `dist/`; otherwise the files are only returned
@@ -52,7 +54,10 @@ function bundled(entryPoints, outdir, write) {
 }
 
 if (process.argv[1] === fileURLToPath(import.meta.url)) {
-  await rm(DIST, { recursive: true, force: true });
+  await mkdir(DIST, { recursive: true });
+  for (const name of await readdir(DIST)) {
+    if (name !== PYTHON) await rm(path.join(DIST, name), { recursive: true, force: true });
+  }
   await bundle(true);
   await bundleApp(true);
   const files = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,18 @@ import pytest
 from browser.harness import BrowserPage, Chromium, StaticServer
 from browser.plan_fixtures import write
 from hybrid.resources import resource
+
+BUILD = "import('./build_pyodide.js').then((build) => build.buildPyodide(process.argv[1])).then(() => process.exit(0))"
+
+
+@pytest.fixture(scope="session")
+def python_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Python in the tab, built from the sources as they are."""
+    folder = tmp_path_factory.mktemp("bundle")
+    subprocess.run(
+        ["node", "-e", BUILD, str(folder)], cwd=resource("web"), check=True, capture_output=True, timeout=300
+    )
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ MODULE = "/test/support/python_page.js"
 POLICY = "default-src 'self'; script-src 'self' 'wasm-unsafe-eval'"
 PAGE = b"<!doctype html><meta charset=utf-8><title>Python in the tab</title><link rel=icon href=/icon.svg>"
 ICON = b"<svg xmlns='http://www.w3.org/2000/svg'/>"
-BUILD = "import('./build_pyodide.js').then((build) => build.buildPyodide(process.argv[1])).then(() => process.exit(0))"
 
 TRAIN = """
 import hybrid_tab as tab
@@ -45,22 +43,18 @@ print(len(await session.generate([32], tokens=3)))
 """
 
 
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("bundle")
-    subprocess.run(
-        ["node", "-e", BUILD, str(folder)], cwd=resource("web"), check=True, capture_output=True, timeout=300
-    )
-    return folder
-
-
 @pytest.fixture
 def tab(
-    bundle: Path, chromium: Chromium, monkeypatch: pytest.MonkeyPatch
+    python_bundle: Path, chromium: Chromium, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[BrowserPage, StaticServer, list[str]]]:
     monkeypatch.setitem(harness.HEADERS, "Content-Security-Policy", POLICY)
     web = resource("web")
-    folders = {"/bundle/": bundle, "/pyodide/": web / "pyodide", "/runtime/": web / "runtime", "/test/": web / "test"}
+    folders = {
+        "/bundle/": python_bundle,
+        "/pyodide/": web / "pyodide",
+        "/runtime/": web / "runtime",
+        "/test/": web / "test",
+    }
     with StaticServer(folders, {"/": PAGE, "/icon.svg": ICON}) as server:
         page = chromium.open(server)
         asked: list[str] = []

@@ -54,15 +54,16 @@ export class PythonWorker {
   }
 
   /**
-   * Starts the worker and loads Python into it: about 13 MB, the first time.
+   * Starts the worker and loads Python into it: about 19 MB, the first time.
    *
    * @param {() => Worker} makeWorker a module worker of dist/pyodide/worker.js
+   * @param {Pick<Listeners, "progress">} [listeners] of the loading
    * @returns {Promise<PythonWorker>}
    */
-  static async open(makeWorker) {
+  static async open(makeWorker, listeners) {
     const python = new PythonWorker(makeWorker());
     try {
-      await python.#ask("open", [python.#interrupt]);
+      await python.#ask("open", [python.#interrupt], listeners);
     } catch (error) {
       python.close();
       throw error;

@@ -30,7 +30,8 @@ import { ScriptHost } from "./script_host.js";
  * @typedef {{print?: (line: string) => void, texts?: Record<string, string>}} ScriptOptions
  */
 
-const LIBRARY = "/lib/hybrid";
+/** Where the library lies in Python's file system. */
+export const LIBRARY = "/lib/hybrid";
 const STOP_SIGNAL = 2; // SIGINT
 
 /** What a script did wrong: a sentence with the line; `kind` is the class of Python's error, `line` null where there is none. */
@@ -71,14 +72,17 @@ export class TabPython {
    * @param {object} options
    * @param {(options: Record<string, unknown>) => Promise<Pyodide>} options.loadPyodide
    * @param {Promise<Uint8Array>} options.library hybrid.zip
+   * @param {Promise<ArrayBuffer>} [options.memory] of an interpreter that has imported it: begin with that
    * @param {Record<string, unknown>} [options.settings] for `loadPyodide`: where its files are
    * @param {Int32Array<SharedArrayBuffer> | null} [options.interrupt] through which another thread can stop a script
    *   that never waits: `interrupt[0] = 2`
    */
-  static async open({ loadPyodide, library, settings = {}, interrupt = null }) {
-    const python = await loadPyodide({ ...settings, packages: [], fullStdLib: false });
+  static async open({ loadPyodide, library, memory, settings = {}, interrupt = null }) {
+    const start = memory ? { _loadSnapshot: memory } : {};
+    const python = await loadPyodide({ ...settings, ...start, packages: [], fullStdLib: false });
+    // Files are no part of the memory.
     python.unpackArchive(await library, "zip", { extractDir: LIBRARY });
-    python.runPython(`import sys; sys.path.insert(0, "${LIBRARY}")`);
+    if (!memory) python.runPython(`import sys; sys.path.insert(0, "${LIBRARY}")`);
     if (interrupt) python.setInterruptBuffer(interrupt);
     return new TabPython(python);
   }

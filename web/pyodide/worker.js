@@ -13,23 +13,45 @@ import { ScriptError, TabPython } from "./tab_python.js";
 /** @type {TabPython | null} */
 let python = null;
 
-/** @param {Int32Array<SharedArrayBuffer> | null} interrupt */
-async function open(interrupt) {
+const STAGE = "loading Python";
+const PIECES = 3; // of which each tells when it is there
+
+/**
+ * @param {Int32Array<SharedArrayBuffer> | null} interrupt
+ * @param {(what: string, done: number, total: number) => void} progress
+ */
+async function open(interrupt, progress) {
   const base = new URL("./", globalThis.location.href);
-  const library = fetch(new URL("hybrid.zip", base)).then(async (response) => {
-    if (!response.ok) throw new Error(`${response.url} cannot be read: status ${response.status}`);
-    return new Uint8Array(await response.arrayBuffer());
-  });
-  library.catch(() => {}); // heard of when it is awaited
+  let done = 0;
+  progress(STAGE, done, PIECES);
+  /** @template T @param {Promise<T>} piece @returns {Promise<T>} */
+  const told = async (piece) => {
+    const there = await piece;
+    progress(STAGE, ++done, PIECES);
+    return there;
+  };
+  const file = async (/** @type {string} */ name) => {
+    const response = await fetch(new URL(name, base));
+    if (!response.ok || !response.body) throw new Error(`${response.url} cannot be read: status ${response.status}`);
+    return response.body;
+  };
+  const bytes = (/** @type {ReadableStream} */ stream) => new Response(stream).arrayBuffer();
+  const library = told(file("hybrid.zip").then(bytes)).then((buffer) => new Uint8Array(buffer));
+  // All of it beside the interpreter, which takes longer.
+  const unpack = (/** @type {ReadableStream} */ stream) => bytes(stream.pipeThrough(new DecompressionStream("gzip")));
+  const memory = told(file("memory.bin").then(unpack));
+  for (const piece of [library, memory]) piece.catch(() => {}); // heard of when it is awaited
   // Not a literal: it is loaded as it lies, and not bundled.
   const { loadPyodide } = await import(new URL("pyodide.mjs", base).href);
-  python = await TabPython.open({ loadPyodide, library, interrupt, settings: { indexURL: base.href } });
+  const settings = { indexURL: base.href };
+  python = await told(TabPython.open({ loadPyodide, library, memory, interrupt, settings }));
   return python.version;
 }
 
 /** @param {Request} request @returns {Promise<any>} */
 async function answer({ id, ask, parameters }) {
-  if (ask === "open") return open(parameters[0]);
+  const progress = (/** @type {any[]} */ ...far) => globalThis.postMessage({ id, progress: far });
+  if (ask === "open") return open(parameters[0], progress);
   if (ask === "ping") return null; // not busy
   if (!python) throw new Error("Python is not open");
   if (ask === "planFiles") return python.planFiles(parameters[0], parameters[1]);
@@ -40,7 +62,7 @@ async function answer({ id, ask, parameters }) {
     openDevice: () => openDevice(),
     print: (line) => globalThis.postMessage({ id, print: line }),
     report: (values) => globalThis.postMessage({ id, report: values }),
-    progress: (what, done, total) => globalThis.postMessage({ id, progress: [what, done, total] }),
+    progress,
   });
 }
 
