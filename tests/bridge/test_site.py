@@ -13,6 +13,7 @@ from hybrid.bridge.stories import stories
 from hybrid.cli.main import main
 from hybrid.config.contract import contract
 from hybrid.config.problems import parse_config
+from hybrid.errors import ConfigError, HybridError
 from hybrid.plan.folder import read_plan
 
 
@@ -22,15 +23,24 @@ def _page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = tmp_path / "built"
     page.mkdir()
     (page / "index.html").write_text("the page")
-    monkeypatch.setattr(site, "resource", lambda name: page)
+
+    def resource(name: str) -> Path:
+        if name == site.PAGE:
+            return page
+        if not (found := tmp_path / Path(name).relative_to("web/dist")).exists():
+            raise HybridError(f"this installation lacks {name}")
+        return found
+
+    monkeypatch.setattr(site, "resource", resource)
 
 
 def test_it_holds_page_text_and_a_plan_for_each_size_precision_and_profile(tmp_path: Path) -> None:
     out = tmp_path / "site"
     site_fixtures.write(out)
     assert (out / "index.html").read_text() == "the page"
-    document = json.loads((out / "plans" / "index.json").read_text())
-    assert (out / "plans" / document["text"]["file"]).stat().st_size == document["text"]["bytes"]
+    document = json.loads((out / "site.json").read_text())
+    assert document["planners"] == {"server": None, "python": None}
+    assert (out / document["text"]["file"]).stat().st_size == document["text"]["bytes"]
     [size] = document["sizes"]
     assert size["parameters"] == 21_600
     for precision, variant in size["precisions"].items():
@@ -38,11 +48,29 @@ def test_it_holds_page_text_and_a_plan_for_each_size_precision_and_profile(tmp_p
         assert contract(config) == variant["contract"]
         assert config.precision.type == precision
         for listed in variant["plans"]:
-            plan = read_plan(out / "plans" / listed["folder"])
+            plan = read_plan(out / listed["folder"])
             assert plan.precision == precision
             assert plan.requires == listed["requires"]
             assert ("subgroups" in plan.requires["features"]) == bool(listed["subgroupSize"])
             assert listed["memoryBytes"] == sum(sum(pages) for pages in plan.arenas.values())
+
+
+def test_python_goes_along_where_it_is_built_and_wanted(tmp_path: Path) -> None:
+    assert site.built_python() is None
+    with pytest.raises(ConfigError, match="make pyodide"):
+        site.built_python(True)
+    built = tmp_path / "pyodide"
+    built.mkdir()
+    (built / "worker.js").write_text("the worker")
+    (built / "hybrid.zip").write_bytes(b"the compiler")
+    assert site.built_python() == site.built_python(True) == built
+    assert site.built_python(False) is None
+    out = tmp_path / "site"
+    site_fixtures.write(out, python=built, server="api/plans")
+    planners = json.loads((out / "site.json").read_text())["planners"]
+    assert planners["server"] == "api/plans"
+    assert planners["python"]["folder"] == "pyodide/"
+    assert (out / "pyodide" / "worker.js").read_text() == "the worker"
 
 
 def test_the_same_sources_write_the_same_bytes(tmp_path: Path) -> None:

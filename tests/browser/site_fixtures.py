@@ -24,8 +24,8 @@ MICRO: dict[str, Any] = {
 }
 
 
-def write(folder: Path) -> None:
-    export_site(folder, {"micro": MICRO})
+def write(folder: Path, *, python: Path | None = None, server: str | None = None) -> None:
+    export_site(folder, {"micro": MICRO}, python=python, server=server)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from browser import site_fixtures
-from browser.harness import BrowserPage, Chromium, StaticServer
+from browser.app_page import PATH, App
+from browser.harness import Chromium, StaticServer
 from hybrid.bridge.stories import stories
 from hybrid.cli.main import main
 from hybrid.errors import HybridError
@@ -19,8 +20,6 @@ from hybrid.resources import resource
 
 pytestmark = pytest.mark.browser
 
-PATIENCE = 90_000.0  # milliseconds; a busy machine compiles slowly
-PATH = "/some/where/"
 PHONE = {"width": 360, "height": 740}
 
 
@@ -36,114 +35,16 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StaticServer]:
         yield server
 
 
-class App:
-    """The page, and what a person does with it."""
-
-    def __init__(
-        self, chromium: Chromium, site: StaticServer, script: str = "", in_worker: str = "", **options: Any
-    ) -> None:
-        """script, in_worker: code of ours with which the page, or its worker, begins."""
-        self.requests: list[str] = []
-
-        def new_context() -> Any:
-            context = chromium.browser.new_context(**options)
-            context.set_default_timeout(PATIENCE)
-            context.on("request", lambda request: self.requests.append(request.url))
-
-            def answer(route: Any) -> None:
-                response = route.fetch()
-                route.fulfill(response=response, body=in_worker + response.text())
-
-            if in_worker:
-                context.route("**/app_worker.js", answer)
-            if script:
-                context.add_init_script(script)
-            return context
-
-        self.origin = site.url
-        self.page = BrowserPage(chromium, f"{site.url}{PATH}index.html", new_context)
-        self.do = self.page.do
-
-    def press(self, name: str) -> None:
-        self.do(lambda page: page.get_by_role("button", name=name, exact=True).click())
-
-    def ready(self) -> App:
-        self.do(lambda page: page.locator("#train:enabled").wait_for())
-        return self
-
-    def begin(self, steps: int) -> App:
-        self.ready()
-        self.do(lambda page: page.get_by_label("Steps").fill(str(steps)))
-        self.press("Train")
-        return self
-
-    def wait(self, selector: str) -> str:
-        """The text of an element, once it is seen."""
-        return str(self.do(lambda page: (page.locator(selector).wait_for(), page.locator(selector).inner_text())[1]))
-
-    def text(self, selector: str) -> str:
-        return str(self.do(lambda page: page.locator(selector).inner_text()))
-
-    def saved(self) -> int:
-        """The step of the newest save, once there is one."""
-        return int(re.sub(r"\D", "", self.wait("#saved:text-matches('step')")))
-
-    def finish(self) -> str:
-        self.wait("#new")
-        return self.text("#status")
-
-    def drop(self, name: str, content: bytes) -> None:
-        script = """([name, bytes]) => {
-          const data = new DataTransfer();
-          data.items.add(new File([new Uint8Array(bytes)], name));
-          for (const kind of ["dragenter", "dragover", "drop"])
-            document.body.dispatchEvent(new DragEvent(kind, { dataTransfer: data, bubbles: true, cancelable: true }));
-        }"""
-        self.do(lambda page: page.evaluate(script, [name, list(content)]))
-
-    def download(self, folder: Path) -> Path:
-        def save(page: Any) -> Path:
-            with page.expect_download() as download:
-                page.get_by_role("button", name="Download the run").click()
-            path = folder / download.value.suggested_filename
-            download.value.save_as(path)
-            return path
-
-        return Path(self.do(save))
-
-    def violations(self) -> list[str]:
-        """What axe finds wrong with the page as it is shown."""
-        axe = resource("web/node_modules/axe-core/axe.min.js").read_text(encoding="utf-8")
-
-        def look(page: Any) -> list[str]:
-            page.evaluate(axe)
-            found = page.evaluate("axe.run().then((result) => result.violations)")
-            return [f"{one['id']}: {[node['html'][:120] for node in one['nodes']]}" for one in found]
-
-        return list(self.do(look))
-
-    def close(self) -> None:
-        foreign = [url for url in self.requests if not url.startswith((self.origin, "blob:", "data:"))]
-        self.page.close()
-        assert foreign == [], "a request left the origin of the page"
-
-    def __enter__(self) -> App:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_model_is_trained_by_clicking_and_axe_finds_nothing(
     chromium: Chromium, site: StaticServer, scheme: str
 ) -> None:
     with App(chromium, site, color_scheme=scheme, viewport=PHONE, reduced_motion="reduce") as app:
         app.ready()
-        assert app.text(".size .count") == "21,600 parameters"
+        assert app.text(".size:first-child .count") == "21,600 parameters"
         assert "on the device, in buffers of at most" in app.text("#fit")
         assert app.violations() == []
-        assert _overflow(app) == 0
+        assert app.overflow() == 0
         app.begin(60)
         first = app.wait("#sample")
         assert app.violations() == []
@@ -155,7 +56,7 @@ def test_a_model_is_trained_by_clicking_and_axe_finds_nothing(
         assert "validation loss" in label
         assert app.text("#sample") != first
         assert app.violations() == []
-        assert _overflow(app) == 0
+        assert app.overflow() == 0
         app.do(lambda page: page.reload())
         app.press("Look at micro-stories")
         assert app.wait("#status:text-matches('Finished')").startswith("Finished at step 60")
@@ -166,11 +67,6 @@ def test_a_model_is_trained_by_clicking_and_axe_finds_nothing(
         app.press("Save and stop")
         app.finish()
         assert app.page.messages == []
-
-
-def _overflow(app: App) -> int:
-    """Pixels by which the page is wider than the screen."""
-    return int(app.do(lambda page: page.evaluate("document.documentElement.scrollWidth - innerWidth")))
 
 
 def test_the_keyboard_is_enough(chromium: Chromium, site: StaticServer) -> None:

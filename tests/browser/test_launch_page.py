@@ -16,12 +16,13 @@ import pytest
 
 from browser.harness import BrowserPage, Chromium
 from hybrid.bridge.launch import train_in_browser
-from hybrid.bridge.launch.tab_errors import NoAdapter
+from hybrid.bridge.launch.tab_errors import NoAdapter, TabFailed
+from hybrid.bridge.launch.watch import TabLost
 from hybrid.errors import HybridError
 from hybrid.resources import resource
 from hybrid.training.outcome import Outcome
 from hybrid.training.start import Request, Services
-from training.micro import Recorder, entries, micro_config, state_hash, steps_saved
+from training.micro import Recorder, entries, micro_config, run_file, state_hash, steps_saved
 
 pytestmark = pytest.mark.browser
 
@@ -269,6 +270,41 @@ def test_the_page_shows_how_far_it_is_before_anything_takes_long(tmp_path: Path,
     )  # fmt: skip
     assert [order.index(moment) for moment in moments] == sorted(order.index(moment) for moment in moments), order
     assert "pipeline" not in order[order.index("show run") :], "they are all made before the first step"
+
+
+@pytest.mark.parametrize(
+    ("script", "says"), [("}{ ", "SyntaxError"), (None, "its script could not be loaded"), ("throw Error('no')", "no")]
+)
+def test_a_worker_that_cannot_begin_ends_the_command_at_once(
+    tmp_path: Path, chromium: Chromium, script: str | None, says: str
+) -> None:
+    def show(url: str) -> BrowserPage:
+        page = BrowserPage(chromium, "about:blank")
+
+        def begin(inner: Any) -> None:
+            def answer(route: Any) -> None:
+                route.fulfill(status=404 if script is None else 200, content_type="text/javascript", body=script or "")
+
+            inner.route("**/worker.js", answer)
+            inner.goto(url)
+            inner.locator("#status.error").wait_for()
+
+        page.do(begin)
+        return page
+
+    with launched(tmp_path, show) as run:
+        with pytest.raises(TabFailed, match=rf"the worker of this page failed: .*{says}.*`make web`"):
+            run.outcome.result(PATIENCE)
+        assert says in shown(run.tab.page, "status")
+    assert run_file(tmp_path)["status"] == "failed"
+
+
+def test_a_tab_that_is_left_ends_the_command_soon(tmp_path: Path, chromium: Chromium) -> None:
+    with launched(tmp_path, lambda url: BrowserPage(chromium, url), "run.steps=100000", "checkpoint.every=1") as run:
+        run.until("checkpoint")
+        run.tab.page.do(lambda inner: inner.goto("about:blank"))
+        with pytest.raises(TabLost, match="the tab was closed; the same command goes on from the checkpoint of step"):
+            run.outcome.result(PATIENCE)
 
 
 class HiddenPage:

@@ -27,16 +27,19 @@ from hybrid.checkpoint.loading import read_manifest
 from hybrid.errors import AlertRaised, HybridError
 from hybrid.models.initial_numpy import initial_values
 from hybrid.resources import resource
+from hybrid.training import metrics_log
 from hybrid.training.metrics_log import read_rows
 from hybrid.training.outcome import Outcome
 from hybrid.training.parity.contract import CONTRACT
 from hybrid.training.signals import StopFlag
 from hybrid.training.start import Request, Services
 from training import micro
+from training.full_disk import full_after
 
 pytestmark = pytest.mark.browser
 
 # 17,472 parameters.
+PATIENCE = 60.0  # seconds; a busy machine compiles slowly
 SETTINGS = ("model.width=32", "model.feedForwardWidth=64", "run.logEvery=1", "evaluation.every=10")
 
 
@@ -154,6 +157,50 @@ def test_a_browser_that_is_killed_costs_no_more_than_the_steps_since_the_last_sa
     in_a_tab(tmp_path, "run.steps=10", view=view)
     assert view.of("run")[0]["step"] == saved and len(micro.entries(tmp_path)) == 10
     assert micro.state_hash(tmp_path) == micro.state_hash(ten), "bitwise: the same runtime on the same device"
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks for processes in /proc")
+def test_a_page_that_crashes_is_noticed_at_once(tmp_path: Path) -> None:
+    opened: list[HeadlessChromium] = []
+
+    def opener(url: str) -> HeadlessChromium:
+        opened.append(HeadlessChromium(url))
+        return opened[0]
+
+    def crash(kind: str, facts: Any) -> None:
+        if kind == "checkpoint":
+            for process in renderers(opened[0].pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+
+    begun = time.monotonic()
+    with pytest.raises(TabLost, match=r"the page has crashed \(.*\); the same command goes on from the checkpoint of"):
+        in_a_tab(tmp_path, "run.steps=100000", "checkpoint.every=1", view=micro.Recorder(crash), opener=opener)
+    assert time.monotonic() - begun < PATIENCE
+    assert micro.run_file(tmp_path)["status"] == "failed"
+
+
+def renderers(browser: int) -> list[int]:
+    """The processes of a Chromium that show its pages."""
+    found = []
+    for path in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            group, words = os.getpgid(int(path.name)), (path / "cmdline").read_bytes()
+            if group == os.getpgid(browser) and b"--type=renderer" in words:
+                found.append(int(path.name))
+    return found
+
+
+def test_a_full_disk_fails_the_run_and_its_checkpoints_are_whole(tmp_path: Path, ten: Path) -> None:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        pytest.raises(HybridError, match="No space left on device; checkpoints"),
+    ):
+        patch.setattr(metrics_log, "FileIO", full_after(7))
+        in_a_tab(tmp_path, "run.steps=10", "evaluation.every=0")
+    assert micro.run_file(tmp_path)["status"] == "failed" and micro.steps_saved(tmp_path) == [5]
+    in_a_tab(tmp_path, "run.steps=10")
+    assert micro.state_hash(tmp_path) == micro.state_hash(ten)
 
 
 class Command:

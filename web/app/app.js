@@ -6,13 +6,21 @@ import { describe } from "../runtime/errors.js";
 import { button, element, input, show } from "./page.js";
 import { readSite } from "./planner.js";
 import { RunView } from "./run_view.js";
+import { ScriptView } from "./script_view.js";
 import { SetupView } from "./setup_view.js";
 
 /** @import { FromWorker, ToWorker } from "./app_worker.js" */
 
 const worker = new Worker(new URL("./app_worker.js", import.meta.url), { type: "module" });
 const run = new RunView();
-const setup = new SetupView((chosen) => start({ ask: "begin", ...chosen }, "Getting ready"));
+const setup = new SetupView(
+  (chosen) => start({ ask: "begin", ...chosen }, "Getting ready"),
+  (asked) => ask({ ask: "needs", ...asked }),
+);
+const script = new ScriptView({
+  run: (source) => ask({ ask: "script", source, texts: setup.texts }),
+  stop: () => ask({ ask: "stop-script" }),
+});
 /** Whether the worker has a run, from request to end. */
 let busy = false;
 /** Whether a download waits for a save that was asked for. */
@@ -112,6 +120,15 @@ const HEARD = {
     );
     input("wanted-file").focus();
   },
+  needs: ({ key, needs }) => setup.showNeeds(key, needs),
+  "needs-problem": ({ key, message }) => setup.showProblem(key, sentence(message)),
+  progress: ({ stage, done, total }) => {
+    if (!busy) setup.showProblem(null, `${sentence(stage).slice(0, -1)}: ${done} of ${total}`);
+  },
+  "script-stage": ({ stage }) => script.stage(stage),
+  "script-line": ({ line }) => script.line(line),
+  "script-report": ({ values }) => script.report(values),
+  "script-end": ({ message, error, traceback }) => script.end(error ? sentence(message) : null, error, traceback),
   file: ({ name, blob }) => {
     const link = document.createElement("a");
     link.href = URL.createObjectURL(blob);
@@ -143,6 +160,8 @@ function sentence(message) {
 button("pause").addEventListener("click", () => {
   run.pause(!run.paused);
   ask({ ask: run.paused ? "pause" : "go" });
+  if (run.paused) letSleep();
+  else stayAwake();
 });
 button("save").addEventListener("click", () => ask({ ask: "save" }));
 button("stop").addEventListener("click", () => {
@@ -231,7 +250,7 @@ addEventListener("beforeunload", (event) => {
 let awake = null;
 
 async function stayAwake() {
-  if (!busy || awake || document.visibilityState !== "visible") return;
+  if (!busy || run.paused || awake || document.visibilityState !== "visible") return;
   try {
     awake = (await navigator.wakeLock?.request("screen")) ?? null;
     awake?.addEventListener("release", () => {
@@ -266,7 +285,9 @@ async function look() {
 
 async function begin() {
   try {
-    setup.showSite(await readSite(new URL("./plans/", document.baseURI)));
+    const site = await readSite(new URL("./", document.baseURI));
+    setup.showSite(site);
+    script.showSite(site);
   } catch (error) {
     show("sizes", "");
     alarm(sentence(describe(error).message));

@@ -24,28 +24,36 @@ import { TrainingRunner } from "../runtime/runner/training_runner.js";
 import { PlanSession } from "../runtime/session.js";
 import { deviceProfile } from "../runtime/subgroups.js";
 import { openTokenizer } from "../runtime/tokenizers/open.js";
+import { customSize } from "./custom.js";
 import { chosenSettings, desktopCommand, jobOfCheckpoint, newJob } from "./job.js";
-import { readSite, sitePlanner } from "./planner.js";
+import { readSite } from "./planner.js";
+import { Planning } from "./planning.js";
 import { DATA_FOLDER, freeName, history, listRuns, openJob, openRuns, sweep, writeJob } from "./runs.js";
 
 /** @import { Progress } from "../runtime/executor.js" */
 /** @import { Directory } from "../runtime/folders/folder.js" */
 /** @import { Job } from "../runtime/runner/job.js" */
 /** @import { Facts } from "../runtime/runner/place.js" */
-/** @import { Planner, Site } from "./planner.js" */
+/** @import { PythonWorker } from "../pyodide/client.js" */
+/** @import { Shape } from "./custom.js" */
+/** @import { Site } from "./planner.js" */
 
 /** An event, for the page. @typedef {{kind: string, facts: Facts}} FromWorker */
 /**
- * `begin` a run on texts (null: the page's own), go `on` with one (longer: for as many steps again), `import` an archive (texts null: the page's own, if it
- * is that), `download` the newest checkpoint, `remove` a run; the others concern the run that trains.
+ * `begin` a run on texts (null: the page's own), go `on` with one (longer: for as many steps again), `import` an archive
+ * (texts null: the page's own, if it is that), `download` the newest checkpoint, `remove` a run; see what a shape `needs`;
+ * run a `script` on texts; the others concern the run that trains, or the script that runs.
  *
- * @typedef {{ask: "list" | "pause" | "go" | "save" | "stop"}
- *   | {ask: "begin", size: string, precision: string, steps: number, texts: File[] | null}
+ * @typedef {{ask: "list" | "pause" | "go" | "save" | "stop" | "stop-script"}
+ *   | {ask: "begin", size: string | Shape, precision: string, steps: number, texts: File[] | null}
+ *   | {ask: "needs", key: string, shape: Shape, precision: string}
+ *   | {ask: "script", source: string, texts: File[] | null}
  *   | {ask: "import", archive: File, texts: File[] | null}
  *   | {ask: "on", name: string, longer: boolean} | {ask: "download", name: string} | {ask: "remove", name: string}} ToWorker
  */
 
-const PLANS = new URL("./plans/", globalThis.location.href);
+const BASE = new URL("./", globalThis.location.href);
+const SCRIPT_TEXT = "text.txt"; // what a script finds the chosen text under
 const clock = () => performance.now() / 1000;
 
 /** The run that trains. @type {TrainingRunner | null} */
@@ -60,9 +68,13 @@ function tell(kind, facts) {
   globalThis.postMessage({ kind, facts });
 }
 
+const planning = new Planning(BASE, (stage, done, total) => tell("progress", { stage, done, total }));
+/** The Python whose script runs. @type {PythonWorker | null} */
+let scripting = null;
+
 /** @returns {Promise<Site>} */
 function theSite() {
-  site ??= readSite(PLANS).catch((error) => {
+  site ??= readSite(BASE).catch((error) => {
     site = null;
     throw error;
   });
@@ -74,7 +86,7 @@ function theSite() {
 /** The text that comes with the page. @returns {Promise<File>} */
 async function ownText() {
   const { text } = await theSite();
-  const response = await fetch(new URL(text.file, PLANS));
+  const response = await fetch(new URL(text.file, BASE));
   if (!response.ok) throw new DataContractError(`the text of this page cannot be read: status ${response.status}`);
   return new File([await response.blob()], text.name);
 }
@@ -90,7 +102,7 @@ function checkStop() {
 /**
  * A session for a job, on a device of its own.
  *
- * @param {Planner} planner
+ * @param {Awaited<ReturnType<Planning["planner"]>>} planner
  */
 function sessionOpener(planner) {
   return async (/** @type {Job} */ job, /** @type {Progress} */ progress) => {
@@ -124,7 +136,8 @@ async function train(folder, name) {
     room: requireRoom,
   });
   try {
-    runner = new TrainingRunner({ job, place, data, openSession: sessionOpener(sitePlanner(await theSite(), PLANS)) });
+    const planner = await planning.planner(await theSite());
+    runner = new TrainingRunner({ job, place, data, openSession: sessionOpener(planner) });
     tell("phase", { phase: "warm-up" });
     const latest = await place.checkpoints.latest();
     const step = latest?.step ?? 0;
@@ -185,9 +198,11 @@ async function newRun(wish, fill) {
 }
 
 /** @param {Extract<ToWorker, {ask: "begin"}>} request */
-async function begin({ size: sizeName, precision, steps, texts }) {
-  const size = (await theSite()).sizes.find(({ name }) => name === sizeName);
-  if (!size) throw new ConfigError(`there is no model called ${sizeName} on this page`);
+async function begin({ size: wanted, precision, steps, texts }) {
+  const here = await theSite();
+  const known = here.sizes.find(({ name }) => name === wanted);
+  if (typeof wanted === "string" && !known) throw new ConfigError(`there is no model called ${wanted} on this page`);
+  const size = known ?? customSize(here, /** @type {Shape} */ (wanted));
   tell("phase", { phase: "data" });
   const files = texts ?? [await ownText()];
   const sources = files.map((file) => file.name);
@@ -264,6 +279,38 @@ async function list() {
   tell("runs", { runs: await listRuns(await openRuns()) });
 }
 
+/** @param {Extract<ToWorker, {ask: "needs"}>} request */
+async function measure({ key, shape, precision }) {
+  try {
+    tell("needs", { key, needs: await planning.needs(await theSite(), shape, precision) });
+  } catch (error) {
+    tell("needs-problem", { key, ...errorFacts(error) });
+  }
+}
+
+/** @param {Extract<ToWorker, {ask: "script"}>} request */
+async function runScript({ source, texts }) {
+  try {
+    const files = texts ?? [await ownText()];
+    const text = (await Promise.all(files.map((file) => file.text()))).join("\n");
+    tell("script-stage", { stage: "loading Python (19 MB, once)" });
+    scripting = await planning.python(await theSite());
+    tell("script-stage", { stage: "running" });
+    await scripting.runScript(source, {
+      texts: { [SCRIPT_TEXT]: text },
+      print: (line) => tell("script-line", { line }),
+      report: (values) => tell("script-report", { values }),
+      progress: (stage) => tell("script-stage", { stage }),
+    });
+    tell("script-end", {});
+  } catch (error) {
+    const { line = null, traceback = "" } = /** @type {import("../pyodide/client.js").FromScript} */ (error);
+    tell("script-end", { ...errorFacts(error), line, traceback });
+  } finally {
+    scripting = null;
+  }
+}
+
 /** @param {ToWorker} request */
 async function answer(request) {
   switch (request.ask) {
@@ -282,6 +329,12 @@ async function answer(request) {
     case "remove":
       await remove(request.name);
       return list();
+    case "needs":
+      return measure(request);
+    case "script":
+      return runScript(request);
+    case "stop-script":
+      return scripting?.stop();
     case "pause":
       runner?.save(); // a paused tab is one that may be closed
       return runner?.pause();

@@ -1,8 +1,9 @@
 /**
  * @file Where plans come from.
  *
- * A `Planner` takes the settings of a run and what the device can do, and gives a folder that holds the plan. Here: the
- * plans that `hybrid export-site` compiled ahead of time.
+ * A `Planner` takes the settings of a run and what the device can do, and gives a folder that holds the plan, or nothing
+ * if it has none of that model. Here: the plans that `hybrid export-site` compiled ahead of time; compilers.js has those
+ * who compile one.
  */
 
 import { repr } from "../runtime/contracts/names.js";
@@ -23,7 +24,7 @@ import { fetchFiles } from "../runtime/plan.js";
  * @callback Planner
  * @param {Settings} settings
  * @param {Profile} profile
- * @returns {Promise<{folder: PlanFolder}>} holds `plan.json` and its constants
+ * @returns {Promise<{folder: PlanFolder} | null>} holds `plan.json` and its constants; null: ask another planner
  */
 
 /**
@@ -48,70 +49,94 @@ import { fetchFiles } from "../runtime/plan.js";
 /**
  * @typedef {object} Site
  * @property {{file: string, name: string, bytes: number}} text
+ * @property {{server: string | null, python: {folder: string, version: string} | null}} planners who compiles plans here:
+ *   an address that takes settings, and the folder of Python in the tab
  * @property {SiteSize[]} sizes
  */
 
 /**
- * What `plans/index.json` lists.
+ * What `site.json` says.
  *
- * @param {URL} plans the address of the folder
+ * @param {URL} base the address of the page's folder
  * @returns {Promise<Site>}
  * @throws {ConfigError}
  */
-export async function readSite(plans) {
+export async function readSite(base) {
   let site;
   try {
-    site = JSON.parse(new TextDecoder().decode(await fetchFiles(plans)("index.json")));
+    site = JSON.parse(new TextDecoder().decode(await fetchFiles(base)("site.json")));
   } catch (error) {
     const { message } = /** @type {Error} */ (error);
     throw new ConfigError(`the list of models of this page cannot be read (${message}); load the page again`);
   }
-  if (site?.format !== "hybrid.site" || site.version !== 1) {
-    throw new ConfigError(`plans/index.json has the format ${repr(site?.format)}, version ${repr(site?.version)}`);
+  if (site?.format !== "hybrid.site" || site.version !== 2) {
+    throw new ConfigError(`site.json has the format ${repr(site?.format)}, version ${repr(site?.version)}`);
   }
   return site;
+}
+
+/**
+ * The first of some planners that has a plan.
+ *
+ * @param {Site} site
+ * @param {readonly Planner[]} planners
+ * @returns {(settings: Settings, profile: Profile) => Promise<{folder: PlanFolder}>}
+ */
+export function firstOf(site, planners) {
+  return async (settings, profile) => {
+    for (const planner of planners) {
+      const found = await planner(settings, profile);
+      if (found) return found;
+    }
+    const { layers, width } = settings.model;
+    throw new ConfigError(
+      `this page has no plan for this model (${layers} layers, ${width} wide, ${settings.precision.type}), and nobody to ` +
+        `compile one: it has those of ${site.sizes.map(({ title }) => title).join(", ")}; continue the run on the desktop, ` +
+        "or on a page that was exported with --python",
+    );
+  };
 }
 
 /**
  * Plans of a static export.
  *
  * @param {Site} site
- * @param {URL} plans the address of its folder
+ * @param {URL} base the address of the page's folder
  * @returns {Planner}
  */
-export function sitePlanner(site, plans) {
+export function sitePlanner(site, base) {
   return async (settings, profile) => {
     const key = planKey(settings);
     const known = site.sizes.flatMap(({ precisions }) => Object.values(precisions));
     const found = known.find(({ config }) => planKey(config) === key);
-    if (!found) {
-      const { layers, width } = settings.model;
-      throw new ConfigError(
-        `this page has no plan for the model of this run (${layers} layers, ${width} wide, ${settings.precision.type}): ` +
-          `it has those of ${site.sizes.map(({ title }) => title).join(", ")}; continue the run on the desktop`,
-      );
-    }
+    if (!found) return null;
     const plan = bestPlan(found.plans, profile);
     const problem = lacks(plan, profile);
     if (problem) throw new LimitExceeded(problem);
-    const base = new URL(`${plan.folder}/`, plans);
-    return { folder: { name: plan.folder, read: (file) => readPlanFile(base, file, settings) } };
+    const read = fetchFiles(new URL(`${plan.folder}/`, base));
+    return { folder: forRun({ name: plan.folder, read }, settings) };
   };
 }
 
 /**
- * @param {URL} base the address of the plan's folder
- * @param {string} file
+ * A plan with the rate and schedule of a run, which the host computes from; the kernels do not know them.
+ *
+ * @param {PlanFolder} folder
  * @param {Settings} settings
+ * @returns {PlanFolder}
  */
-async function readPlanFile(base, file, settings) {
-  const bytes = await fetchFiles(base)(file);
-  if (file !== "plan.json") return bytes;
-  // Rate and schedule of this run, which the host computes from; the kernels do not know them.
-  const document = JSON.parse(new TextDecoder().decode(bytes));
-  const { maxNorm: _, ...optimizer } = settings.optimizer;
-  document.settings.optimizer = { ...optimizer, scheduler: { enabled: true, ...settings.schedule } };
-  return new TextEncoder().encode(JSON.stringify(document));
+export function forRun(folder, settings) {
+  return {
+    name: folder.name,
+    read: async (file) => {
+      const bytes = await folder.read(file);
+      if (file !== "plan.json") return bytes;
+      const document = JSON.parse(new TextDecoder().decode(bytes));
+      const { maxNorm: _, ...optimizer } = settings.optimizer;
+      document.settings.optimizer = { ...optimizer, scheduler: { enabled: true, ...settings.schedule } };
+      return new TextEncoder().encode(JSON.stringify(document));
+    },
+  };
 }
 
 /**
@@ -149,7 +174,7 @@ export function bestPlan(plans, { subgroup_size }) {
 /**
  * Why a device cannot run a plan; null if it can.
  *
- * @param {SitePlan} plan
+ * @param {Pick<SitePlan, "requires">} plan
  * @param {Pick<Profile, "limits" | "features">} profile
  */
 export function lacks({ requires }, { limits, features }) {

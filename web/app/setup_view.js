@@ -1,15 +1,21 @@
 /** @file The first view: the model, the text, and the runs that this browser keeps. */
 
+import { CUSTOM, checkShape, countParameters, SHAPE, shapeOf } from "./custom.js";
 import { ago, bytes, parameters, whole } from "./format.js";
 import { button, element, input, make, makeButton, show } from "./page.js";
 import { lacks } from "./planner.js";
 
+/** @import { Shape } from "./custom.js" */
 /** @import { Site, SiteSize } from "./planner.js" */
 /** @import { RunSummary } from "./runs.js" */
 
 /** What the page knows of its device. @typedef {{limits: Record<string, number>, features: string[]}} Abilities */
 
-/** @typedef {{size: string, precision: string, steps: number, texts: File[] | null}} Chosen */
+/** size: the name of one of the page's, or a shape of one's own. @typedef {{size: string | Shape, precision: string, steps: number, texts: File[] | null}} Chosen */
+
+/** A plan that was compiled to see what it needs. @typedef {{requires: {features: string[], limits: Record<string, number>}, memoryBytes: number}} Needs */
+
+const SETTLE_MS = 500; // somebody who types a number is not done with the first digit
 
 export class SetupView {
   /** @type {Site | null} */
@@ -19,18 +25,27 @@ export class SetupView {
   /** @type {File[] | null} */
   #files = null;
   #ready = false;
+  #measure;
+  /** The shape whose plan is asked for, as text; what it needs, once that is known. @type {{key: string, needs: Needs | null}} */
+  #measured = { key: "", needs: null };
+  /** @type {ReturnType<typeof setTimeout> | undefined} */
+  #settling;
 
-  /** @param {(chosen: Chosen) => void} train called when the form is sent */
-  constructor(train) {
+  /**
+   * @param {(chosen: Chosen) => void} train called when the form is sent
+   * @param {(asked: {key: string, shape: Shape, precision: string}) => void} measure called to have a plan compiled: the
+   *   answer goes to `showNeeds` or `showProblem`
+   */
+  constructor(train, measure) {
+    this.#measure = measure;
     element("form").addEventListener("submit", (event) => {
       event.preventDefault();
-      const { size } = this;
+      const size = this.custom ? this.shape : this.size?.name;
       if (!size || !this.#ready) return;
-      const own = !input("text-files").checked;
-      if (!own && !this.#files) return input("files").click();
-      const steps = input("steps").valueAsNumber;
-      train({ size: size.name, precision: this.precision, steps, texts: own ? null : this.#files });
+      if (!this.ownText && !this.#files) return input("files").click();
+      train({ size, precision: this.precision, steps: input("steps").valueAsNumber, texts: this.texts });
     });
+    for (const key of Object.keys(SHAPE)) input(key).addEventListener("input", () => this.#fit());
     input("files").addEventListener("change", () => {
       const { files } = input("files");
       if (files?.length) this.takeTexts([...files]);
@@ -48,12 +63,35 @@ export class SetupView {
     return this.#site?.sizes.find((size) => size.name === name);
   }
 
+  get ownText() {
+    return !input("text-files").checked;
+  }
+
+  /** Null: the page's own. */
+  get texts() {
+    return this.ownText ? null : this.#files;
+  }
+
+  /** Whether a model of one's own size is wanted. */
+  get custom() {
+    return document.querySelector("input[name=size]:checked")?.getAttribute("value") === CUSTOM;
+  }
+
+  /** @returns {Shape} */
+  get shape() {
+    const numbers = Object.keys(SHAPE).map((key) => [key, input(key).valueAsNumber]);
+    return Object.fromEntries(numbers);
+  }
+
   /** @param {Site} site */
   showSite(site) {
     this.#site = site;
     show("own-text", `${bytes(site.text.bytes)}, comes with this page`);
-    element("sizes").replaceChildren(...site.sizes.map((size, i) => this.#card(size, i === 0)));
+    for (const [key, value] of Object.entries(shapeOf(site.sizes[0]))) input(key).valueAsNumber = value;
+    const cards = site.sizes.map((size, i) => this.#card(size, i === 0));
+    element("sizes").replaceChildren(...cards, this.#customCard(site));
     this.#chooseSize();
+    performance.mark("interactive");
   }
 
   /** @param {Abilities | null} abilities null: nothing can be trained here */
@@ -106,18 +144,36 @@ export class SetupView {
 
   /** @param {SiteSize} size @param {boolean} checked */
   #card(size, checked) {
-    const radio = document.createElement("input");
-    Object.assign(radio, { type: "radio", name: "size", value: size.name, checked });
-    radio.addEventListener("change", () => this.#chooseSize());
-    return make(
-      "label",
-      "size",
-      radio,
+    return this.#radio(
+      { value: size.name, checked },
       make("span", "name", size.title),
       make("span", "count", `${parameters(size.parameters)} parameters`),
       make("span", "quiet", size.about),
       make("span", "quiet", `${bytes(this.#memory(size, "f32"))} on the device`),
     );
+  }
+
+  /** @param {Site} site */
+  #customCard({ planners }) {
+    const { server, python } = planners;
+    const how = server
+      ? "The server of this page compiles it."
+      : "Python compiles it, in this tab: 19 MB, loaded once.";
+    const without = "Not here: whoever serves this page can add it with hybrid export-site OUT --python.";
+    return this.#radio(
+      { value: CUSTOM, disabled: !(server || python) },
+      make("span", "name", "Custom"),
+      make("span", "count", "any size"),
+      make("span", "quiet", server || python ? how : without),
+    );
+  }
+
+  /** @param {Partial<HTMLInputElement>} properties @param {...HTMLElement} content */
+  #radio(properties, ...content) {
+    const radio = document.createElement("input");
+    Object.assign(radio, { type: "radio", name: "size", ...properties });
+    radio.addEventListener("change", () => this.#chooseSize());
+    return make("label", "size", radio, ...content);
   }
 
   /** @param {SiteSize} size @param {string} precision */
@@ -127,6 +183,7 @@ export class SetupView {
 
   #chooseSize() {
     const { size } = this;
+    element("shape").hidden = !this.custom;
     if (size) input("steps").valueAsNumber = size.precisions.f32.config.run.steps;
     this.#fit();
   }
@@ -135,15 +192,54 @@ export class SetupView {
   #fit() {
     const { size, precision } = this;
     this.#ready = false;
-    if (size && this.#abilities) {
-      const plan = size.precisions[precision].plans[0];
-      const problem = lacks(plan, this.#abilities);
-      const largest = plan.requires.limits.maxBufferSize;
-      const most = this.#abilities.limits.maxBufferSize;
-      this.#ready = problem === null;
-      const needs = `It needs ${bytes(plan.memoryBytes)} on the device, in buffers of at most ${bytes(largest)}`;
-      show("fit", problem ?? `${needs} (this device allows ${bytes(most)}).`);
+    clearTimeout(this.#settling);
+    if (this.custom) this.#fitCustom();
+    else if (size) this.#show(size.precisions[precision].plans[0]);
+    button("train").disabled = !this.#ready;
+  }
+
+  /** A shape of one's own is compiled to see what it needs, once its numbers stay as they are. */
+  #fitCustom() {
+    const { shape, precision } = this;
+    const key = JSON.stringify([shape, precision]);
+    const count = countParameters(shape, this.#site?.sizes[0].precisions.f32.config.model.vocabularySize);
+    try {
+      checkShape(shape);
+    } catch (error) {
+      return show("fit", `${/** @type {Error} */ (error).message}.`);
     }
+    const about = `${parameters(count)} parameters.`;
+    if (this.#measured.key === key && this.#measured.needs) return this.#show(this.#measured.needs, `${about} `);
+    show("fit", `${about} Its plan is being compiled.`);
+    if (!this.#abilities) return;
+    this.#settling = setTimeout(() => {
+      this.#measured = { key, needs: null };
+      this.#measure({ key, shape, precision });
+    }, SETTLE_MS);
+  }
+
+  /** What a plan needs that was asked for. @param {string} key @param {Needs} needs */
+  showNeeds(key, needs) {
+    if (this.#measured.key !== key) return; // of numbers that are no longer there
+    this.#measured.needs = needs;
+    this.#fit();
+  }
+
+  /** Why there is no plan, or how far it is. @param {string | null} key null: of whatever is asked for @param {string} text */
+  showProblem(key, text) {
+    const { needs } = this.#measured;
+    if (this.custom && !needs && (key === null || key === this.#measured.key)) show("fit", text);
+  }
+
+  /** @param {Needs} plan @param {string} [about] */
+  #show(plan, about = "") {
+    if (!this.#abilities) return;
+    const problem = lacks(plan, this.#abilities);
+    const largest = plan.requires.limits.maxBufferSize;
+    const most = this.#abilities.limits.maxBufferSize;
+    this.#ready = problem === null;
+    const needs = `It needs ${bytes(plan.memoryBytes)} on the device, in buffers of at most ${bytes(largest)}`;
+    show("fit", about + (problem ? `${problem}.` : `${needs} (this device allows ${bytes(most)}).`));
     button("train").disabled = !this.#ready;
   }
 }

@@ -3,15 +3,18 @@
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
 import { gzipSync } from "node:zlib";
-
+import { keptPlanner, needs, serverPlanner } from "../app/compilers.js";
+import { checkShape, countParameters, customSize } from "../app/custom.js";
 import { ago, bytes, duration, parameters } from "../app/format.js";
 import { chosenSettings, desktopCommand } from "../app/job.js";
-import { bestPlan, lacks, planKey, sitePlanner } from "../app/planner.js";
+import { bestPlan, firstOf, lacks, planKey, sitePlanner } from "../app/planner.js";
 import { bundleApp } from "../build.js";
 import { DEFAULT_LIMITS } from "../runtime/device.js";
+import { writeAll } from "../runtime/folders/folder.js";
+import { MemoryDirectory } from "../runtime/folders/memory.js";
 
 const config = {
-  model: { layers: 1, width: 32 },
+  model: { layers: 1, width: 32, vocabularySize: 256 },
   data: { source: "stories.txt", sequenceLength: 32, batchSize: 4, microbatchSize: 4 },
   optimizer: { type: "adamw", lr: 0.005, beta1: 0.9, beta2: 0.95, eps: 1e-8, weightDecay: 0.1, maxNorm: 1 },
   schedule: { type: "cosine_to_min", warmupSteps: 5, totalSteps: 55 },
@@ -32,7 +35,11 @@ const size = {
   checkpointFiles: {},
   precisions: { f32: { config, contract: { schedule: { ...config.schedule } }, plans: [plain, grouped] } },
 };
-const site = { text: { file: "", name: "", bytes: 0 }, sizes: [size] };
+const site = {
+  text: { file: "", name: "", bytes: 0 },
+  planners: { server: null, python: null },
+  sizes: [size],
+};
 /** @param {number} subgroup_size @param {Record<string, number>} [more] */
 const profile = (subgroup_size, more) => ({
   limits: { ...DEFAULT_LIMITS, ...more },
@@ -42,12 +49,12 @@ const profile = (subgroup_size, more) => ({
 });
 
 describe("the planner of a static export", () => {
-  const planner = sitePlanner(site, new URL("http://localhost/plans/"));
+  const planner = sitePlanner(site, new URL("http://localhost/page/"));
 
   test("takes the plan that makes most of the device", async () => {
     assert.equal(bestPlan([plain, grouped], profile(0)), plain);
     assert.equal(bestPlan([plain, grouped], profile(4)), plain);
-    assert.equal((await planner(config, profile(32))).folder.name, "grouped");
+    assert.equal((await planner(config, profile(32)))?.folder.name, "grouped");
   });
 
   test("does not care for rate, schedule, text and length", () => {
@@ -60,7 +67,9 @@ describe("the planner of a static export", () => {
   });
 
   test("says which models it has, and what a device lacks", async () => {
-    await assert.rejects(planner({ ...config, model: { layers: 7, width: 64 } }, profile(0)), /7 layers.*Micro/);
+    const other = { ...config, model: { layers: 7, width: 64 } };
+    assert.equal(await planner(other, profile(0)), null);
+    await assert.rejects(firstOf(site, [planner])(other, profile(0)), /7 layers.*Micro.*--python/);
     await assert.rejects(planner(config, profile(0, { maxBufferSize: 512 })), /maxBufferSize of 1024.*smaller model/);
     const half = { ...plain, requires: { features: ["shader-f16"], limits: {} } };
     assert.equal(lacks(half, profile(0)), "this device does not compute in 16 bits: choose 32 bits");
@@ -72,14 +81,105 @@ describe("the planner of a static export", () => {
       asked.push(url.pathname);
       return new Response(JSON.stringify({ settings: { optimizer: {}, groups: [] } }));
     });
-    const { folder } = await planner(config, profile(0));
+    const { folder } = /** @type {any} */ (await planner(config, profile(0)));
     const plan = JSON.parse(new TextDecoder().decode(await folder.read("plan.json")));
     const { maxNorm: _, ...optimizer } = config.optimizer;
     assert.deepEqual(plan.settings, {
       optimizer: { ...optimizer, scheduler: { enabled: true, ...config.schedule } },
       groups: [],
     });
-    assert.deepEqual(asked, ["/plans/plain/plan.json"]);
+    assert.deepEqual(asked, ["/page/plain/plan.json"]);
+  });
+});
+
+describe("plans that are compiled", () => {
+  const document = { arenas: { params: [64, 32], state: [4] }, requires: { features: [], limits }, settings: {} };
+
+  test("are asked of a server by settings and device, and its errors keep their names", async (context) => {
+    const planner = serverPlanner(new URL("http://localhost/t/api/plans"), new URL("http://localhost/t/"));
+    /** @type {any[]} */
+    const asked = [];
+    let answer = Response.json({ plan: "plans/abc/" });
+    context.mock.method(globalThis, "fetch", async (/** @type {URL} */ url, /** @type {any} */ request) => {
+      asked.push([url.pathname, request?.body && JSON.parse(request.body)]);
+      return request ? answer : new Response(JSON.stringify(document));
+    });
+    const found = /** @type {any} */ (await planner(config, profile(0)));
+    assert.deepEqual(await needs(found.folder), { requires: document.requires, memoryBytes: 100 });
+    assert.deepEqual(asked, [
+      ["/t/api/plans", { config, profile: profile(0) }],
+      ["/t/plans/abc/plan.json", undefined],
+    ]);
+    answer = Response.json({ error: { name: "LimitExceeded", message: "too large" } }, { status: 422 });
+    await assert.rejects(planner(config, profile(0)), { name: "LimitExceeded", message: "too large" });
+  });
+
+  test("are kept by model and device, with the rate of each run, and the newest stay", async () => {
+    let compiled = 0;
+    const compiler = async () => {
+      compiled++;
+      const folder = new MemoryDirectory("plan");
+      await writeAll(folder, "plan.json", JSON.stringify(document));
+      await writeAll(folder, "constant", "bytes");
+      return { folder };
+    };
+    const kept = new MemoryDirectory("kept");
+    const planner = keptPlanner(compiler, kept, "1");
+    const optimizer = { ...config.optimizer, lr: 1 };
+    for (const settings of [config, config, { ...config, optimizer }]) await planner(settings, profile(0));
+    assert.equal(compiled, 1);
+    const { folder } = /** @type {any} */ (await planner({ ...config, optimizer }, profile(0)));
+    assert.equal(JSON.parse(new TextDecoder().decode(await folder.read("plan.json"))).settings.optimizer.lr, 1);
+    assert.equal(new TextDecoder().decode(await folder.read("constant")), "bytes");
+    await planner(config, profile(8));
+    await keptPlanner(compiler, kept, "2")(config, profile(0));
+    assert.equal(compiled, 3);
+    for (let layers = 2; layers < 12; layers++) {
+      await planner({ ...config, model: { layers, width: 32 } }, profile(0));
+    }
+    assert.equal((await kept.folders()).length, 8);
+    const [half] = await kept.folders();
+    await (await kept.open(half))?.remove("plan.json");
+    await planner({ ...config, model: { layers: 11, width: 32 } }, profile(0));
+    assert.ok([13, 14].includes(compiled), "a plan that was written half is compiled again");
+  });
+});
+
+describe("a model of one's own size", () => {
+  const good = { layers: 2, width: 64, heads: 4, context: 64, batch: 16 };
+
+  test("is refused with what would be right", () => {
+    checkShape(good);
+    assert.throws(() => checkShape({ ...good, layers: 0 }), /Layers is 0: choose a whole number from 1 to 64/);
+    assert.throws(() => checkShape({ ...good, batch: Number.NaN }), /Batch is no number/);
+    assert.throws(() => checkShape({ ...good, width: 60 }), /a width of 60 cannot be shared by 4 heads evenly: try 64/);
+  });
+
+  test("counts as many parameters as Python does", () => {
+    assert.deepEqual(
+      [1, 2, 4].map((layers) => countParameters({ ...good, layers }, 256)),
+      [69824, 123200, 229952],
+    );
+  });
+
+  test("is a size of the page with other numbers, in settings, promise and files", () => {
+    const file = JSON.stringify({ hybrid: { layers: 1, width: 32 }, hidden_size: 32 }, null, 2);
+    const known = { ...size, parameters: 21_600, checkpointFiles: { "config.json": file, "tokenizer.json": "{}" } };
+    const made = customSize({ ...site, sizes: [known] }, good);
+    const { config: settings, contract, plans } = made.precisions.f32;
+    assert.equal(made.parameters, 123_200);
+    assert.deepEqual(plans, []);
+    assert.deepEqual([settings.model.kvHeads, settings.model.headWidth, settings.model.feedForwardWidth], [4, 16, 192]);
+    assert.deepEqual(settings.model.schedule, [0, 1]);
+    assert.deepEqual(
+      [settings.data.sequenceLength, settings.data.batchSize, settings.data.microbatchSize],
+      [64, 16, 16],
+    );
+    assert.equal(contract.model.layers, 2);
+    assert.equal(contract.data.batchSize, 16);
+    assert.equal(JSON.parse(made.checkpointFiles["config.json"]).hybrid.context_length, 64);
+    assert.equal(made.checkpointFiles["tokenizer.json"], "{}");
+    assert.equal(known.precisions.f32.config.model.layers, 1);
   });
 });
 
@@ -123,5 +223,5 @@ test("all of the page, without the tokenizer library, is below 150 kB", async ()
   const { outputFiles } = await bundleApp(false);
   const files = (outputFiles ?? []).filter(({ path }) => !/tokenizers-|LEGAL/.test(path));
   const size = files.reduce((sum, { contents }) => sum + gzipSync(contents, { level: 9 }).length, 0);
-  assert.ok(size > 60_000 && size < 140_000, `${size} bytes`);
+  assert.ok(size > 60_000 && size < 145_000, `${size} bytes`);
 });

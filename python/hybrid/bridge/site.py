@@ -2,9 +2,11 @@
 of model.
 
     index.html  app.js  app_worker.js  app.css ...
-    plans/index.json                 the sizes: settings, small files of a checkpoint, and their plans
+    site.json                        the sizes: settings, small files of a checkpoint, and their plans; and who compiles
+                                     the plans of other models
     plans/SIZE-PRECISION-PROFILE/    a plan (`plan.folder`)
     text/stories.txt
+    pyodide/                         Python in the tab, where it goes along
 
 A plan is made for WebGPU's default limits, without subgroup operations and with those of eight lanes or more. It holds
 for any text, number of steps and learning rate: what the device is given of those comes from the run.
@@ -12,6 +14,7 @@ for any text, number of steps and learning rate: what the device is given of tho
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable, Mapping
@@ -27,7 +30,7 @@ from hybrid.config.problems import parse_config
 from hybrid.config.resolve import model_config, resolve
 from hybrid.config.tree import RunConfig
 from hybrid.data.tokenizers import ByteTokenizer
-from hybrid.errors import ConfigError
+from hybrid.errors import ConfigError, HybridError
 from hybrid.models.parameters import count_parameters
 from hybrid.plan.compiler import compile_plan
 from hybrid.plan.document import Plan
@@ -36,8 +39,10 @@ from hybrid.plan.profile import DeviceProfile
 from hybrid.resources import resource
 
 FORMAT = "hybrid.site"
-VERSION = 1
+VERSION = 2
 PAGE = "web/dist/app"
+PYTHON = "web/dist/pyodide"
+SITE = "site.json"
 TEXT = "stories.txt"
 STORIES = 1200
 PRECISIONS = ("f32", "mixed-f16")
@@ -101,11 +106,20 @@ SIZES: Sizes = {
 }
 
 
-def export_site(out: Path, sizes: Sizes = SIZES, note: Callable[[str], None] = lambda text: None) -> None:
+def export_site(
+    out: Path,
+    sizes: Sizes = SIZES,
+    note: Callable[[str], None] = lambda text: None,
+    *,
+    python: Path | None = None,
+    server: str | None = None,
+) -> None:
     """Write the folder, which must be new or empty. The same sources write the same bytes.
 
     sizes: name to title, about (a sentence) and settings, which lie on top of `COMMON`. note: told of each part.
-    Raises ConfigError for a folder that holds something, and when the page is not built.
+    python: the folder of Python in the tab (`built_python`), if it is to go along. server: where whoever serves the
+    page compiles plans, relative to it, such as `api/plans`; None: nowhere.
+    Raises ConfigError for a folder that holds something, HybridError when the page is not built.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out}: expected a new or empty folder; choose another one, or remove it")
@@ -115,14 +129,38 @@ def export_site(out: Path, sizes: Sizes = SIZES, note: Callable[[str], None] = l
     text.parent.mkdir()
     text.write_bytes(stories(STORIES).encode())
     note(f"{TEXT}: {text.stat().st_size:,} bytes")
-    plans = out / "plans"
     document = {
         "format": FORMAT,
         "version": VERSION,
-        "text": {"file": f"../text/{TEXT}", "name": TEXT, "bytes": text.stat().st_size},
-        "sizes": [_export_size(plans, name, sizes[name], note) for name in sizes],
+        "text": {"file": f"text/{TEXT}", "name": TEXT, "bytes": text.stat().st_size},
+        "planners": {"server": server, "python": python and _export_python(python, out / "pyodide", note)},
+        "sizes": [_export_size(out / "plans", name, sizes[name], note) for name in sizes],
     }
-    (plans / "index.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    (out / SITE).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def built_python(wanted: bool | None = None) -> Path | None:
+    """The folder of Python in the tab (19 MB, which a page loads on demand); None if it is not wanted, or, unless it is
+    wanted (None), not built. Raises ConfigError."""
+    if wanted is False:
+        return None
+    try:
+        return resource(f"{PYTHON}/worker.js").parent
+    except HybridError:
+        if wanted is None:
+            return None
+        raise ConfigError(
+            "Python in the tab is not built here: `make pyodide` builds it in a checkout (a wheel does not hold it)"
+        ) from None
+
+
+def _export_python(built: Path, out: Path, note: Callable[[str], None]) -> dict[str, str]:
+    """What site.json says of it. version: of the compiler, so that a browser knows whose plans it kept."""
+    shutil.copytree(built, out)
+    size = sum(path.stat().st_size for path in out.iterdir())
+    note(f"Python in the tab: {size / 2**20:,.1f} MiB, loaded on demand")
+    version = hashlib.sha256((out / "hybrid.zip").read_bytes()).hexdigest()[:16]
+    return {"folder": f"{out.name}/", "version": version}
 
 
 def _export_size(plans: Path, name: str, size: dict[str, Any], note: Callable[[str], None]) -> dict[str, Any]:
@@ -163,7 +201,7 @@ def _export_plan(plans: Path, name: str, config: RunConfig, lanes: int, note: Ca
     write_plan(plan, plans / folder)
     memory = _memory(plan)
     note(f"{folder}: {memory / 2**20:,.1f} MiB on the device")
-    return {"folder": folder, "subgroupSize": lanes, "requires": plan.requires, "memoryBytes": memory}
+    return {"folder": f"plans/{folder}", "subgroupSize": lanes, "requires": plan.requires, "memoryBytes": memory}
 
 
 def _memory(plan: Plan) -> int:

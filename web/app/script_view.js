@@ -1,0 +1,99 @@
+/** @file The Python panel: a script, what it says, and its loss. */
+
+import { lossChart } from "./charts.js";
+import { EXAMPLES } from "./examples.js";
+import { button, element, show } from "./page.js";
+
+/** @import { Site } from "./planner.js" */
+
+const LINES = 500; // kept on the page
+const STEPS_SPOKEN = 10; // a status that changes with every step would be spoken with every step
+
+export class ScriptView {
+  /** @type {ReturnType<typeof lossChart> | null} */
+  #chart = null;
+  #source = /** @type {HTMLTextAreaElement} */ (element("source"));
+  #example = /** @type {HTMLSelectElement} */ (element("example"));
+  /** @type {{step: number, loss: number} | null} */
+  #last = null;
+  #first = 0;
+
+  /** @param {{run: (source: string) => void, stop: () => void}} acts */
+  constructor({ run, stop }) {
+    for (const { title } of EXAMPLES) this.#example.append(new Option(title));
+    this.#example.addEventListener("change", () => {
+      this.#source.value = EXAMPLES[this.#example.selectedIndex].source;
+    });
+    this.#source.value = EXAMPLES[0].source;
+    button("script-run").disabled = true;
+    button("script-run").addEventListener("click", () => {
+      this.#begin();
+      run(this.#source.value);
+    });
+    button("script-stop").addEventListener("click", () => {
+      show("script-status", "stopping");
+      stop();
+    });
+  }
+
+  /** @param {Site} site */
+  showSite({ planners }) {
+    button("script-run").disabled = !planners.python;
+    if (planners.python) return;
+    show(
+      "python-about",
+      "This page was put up without Python: whoever serves it can add it with hybrid export-site OUT --python. Scripts then compile a model in this tab, and train it on your device.",
+    );
+  }
+
+  #begin() {
+    element("script-wrong").hidden = true;
+    element("script-shown").hidden = false;
+    this.#chart ??= lossChart(element("script-chart"));
+    this.#chart.clear();
+    this.#last = null;
+    element("script-lines").replaceChildren();
+    button("script-run").disabled = true;
+    button("script-stop").disabled = false;
+    show("script-status", "getting ready");
+  }
+
+  /** @param {string} stage what it is doing */
+  stage(stage) {
+    if (!this.#last) show("script-status", stage);
+  }
+
+  /** @param {string} line that it printed */
+  line(line) {
+    const lines = element("script-lines");
+    lines.append(`${line}\n`);
+    while (lines.childNodes.length > LINES) lines.firstChild?.remove();
+    lines.scrollTop = lines.scrollHeight;
+  }
+
+  /** What it reports: `step` and `loss` are drawn. @param {Record<string, number | string | null>} values */
+  report({ step, loss }) {
+    if (typeof step !== "number" || typeof loss !== "number") return;
+    if (!this.#last) this.#first = loss;
+    this.#last = { step, loss };
+    this.#chart?.add(step, [loss, undefined]);
+    this.#chart?.describe(`training loss ${loss.toFixed(3)} at step ${step}, ${this.#first.toFixed(3)} at first`);
+    if (step % STEPS_SPOKEN === 0) show("script-status", `step ${step}, loss ${loss.toFixed(3)}`);
+  }
+
+  /**
+   * @param {string | null} message what went wrong
+   * @param {string} [error] its class
+   * @param {string} [traceback] where in the script, for who wants to know
+   */
+  end(message, error, traceback) {
+    button("script-run").disabled = false;
+    button("script-stop").disabled = true;
+    const reached = this.#last ? `step ${this.#last.step}, loss ${this.#last.loss.toFixed(3)}` : "no step reported";
+    show("script-status", `${message === null ? "Finished" : "Ended"}: ${reached}.`);
+    if (message === null || error === "StopRequested") return;
+    if (traceback) this.line(traceback);
+    element("script-wrong").hidden = false;
+    show("script-error", message);
+  }
+}
