@@ -78,6 +78,7 @@ def build_pages(folder: Path, patch: pytest.MonkeyPatch) -> Path:
 
 @contextmanager
 def served_in(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[Served]:
+    patch.setattr("os.fsync", lambda handle: None)  # a disk takes milliseconds for each
     runs, data = folder / "runs", folder / "stores"
     runs.mkdir()
     data.mkdir()
