@@ -1,13 +1,14 @@
 """Runs several ranks as processes forked from one that has torch loaded: `python forked.py FOLDER < JOBS`.
 
-JOBS is a JSON list of {"name", "size", "scenario", "arguments"}; scenarios are the functions below. Jobs run one after
-the other, their ranks side by side. Prints a JSON list: for each job the exit codes of its ranks, what they wrote to
-stderr, and the seconds it took.
+JOBS is a JSON list of {"name", "size", "scenario", "arguments"}; scenarios are the functions below. A few jobs run at a
+time (those of one name one after the other), the ranks of each side by side. Prints a JSON list: for each job the exit
+codes of its ranks, what they wrote to stderr, the seconds it took, and those after the moment of a fault.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import random
@@ -15,11 +16,13 @@ import signal
 import socket
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import torch._dynamo  # before forking: it takes seconds, and every optimizer of torch imports it
 
 from hybrid.backends.torch.leading import LeadingSession, Orders, follow
 from hybrid.backends.torch.ranks import Ranks
@@ -27,12 +30,15 @@ from hybrid.backends.torch.session import TorchSession
 from hybrid.errors import HybridError
 from hybrid.training.parity.runtimes import session_arguments
 from hybrid.training.parity.workload import MODELS, Workload
+from hybrid.training.ranks import train_on_ranks
 from hybrid.training.signals import StopFlag
 from hybrid.training.start import Request, Services
+from torch_backend import faults
 from training.micro import micro_config
 
 CPU = torch.device("cpu")
 LONGEST = 90.0  # seconds of a job; then its ranks are killed
+AT_ONCE = 4  # jobs
 
 
 def steps(folder: Path, name: str, model: str, count: int, microbatch_size: int, **settings: Any) -> None:
@@ -56,46 +62,28 @@ def steps(folder: Path, name: str, model: str, count: int, microbatch_size: int,
         session.close()
 
 
-def failing(folder: Path, name: str, method: str, call: int, rank: int) -> None:
-    """`method` of the session raises on one rank, at that call."""
-    if int(os.environ["RANK"]) == rank:
-        original, calls = getattr(TorchSession, method), [0]
-
-        def broken(self: TorchSession, *arguments: Any, **options: Any) -> Any:
-            calls[0] += 1
-            if calls[0] == call:
-                raise RuntimeError("boom")
-            return original(self, *arguments, **options)
-
-        setattr(TorchSession, method, broken)
-    train(folder, name, 6)
-
-
 def train(folder: Path, name: str, count: int, *assignments: str) -> None:
     """A whole run with the micro settings, as `torchrun -m hybrid train` does it."""
-    from hybrid.training.ranks import train_on_ranks
-
     given = ("backend.name=torch", "backend.device=cpu", "data.microbatchSize=1", f"run.steps={count}", *assignments)
     stop = StopFlag()
+    faults.flags.append(stop)
     with stop.installed():
-        outcome = train_on_ranks(Request(micro_config(folder, *given), folder / name), Services(stop=stop))
+        outcome = train_on_ranks(lambda: Request(micro_config(folder, *given), folder / name), Services(stop=stop))
     sys.exit(outcome.exit_code)
 
 
-def stopped(folder: Path, name: str, rank: int) -> None:
-    """A signal reaches one rank while it applies its third step."""
+def other(folder: Path, name: str) -> None:
+    """A backend that does not train in several processes."""
+    train(folder, name, 2, "backend.name=reference")
+
+
+def faulty(folder: Path, name: str, phase: str, kind: str, rank: int) -> None:
+    """A whole run in which something happens to one rank in one phase."""
     if int(os.environ["RANK"]) == rank:
-        original, calls = TorchSession.apply, [0]
-
-        def apply(self: TorchSession) -> None:
-            calls[0] += 1
-            if calls[0] == 3:
-                os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(0.1)
-            original(self)
-
-        TorchSession.apply = apply  # type: ignore[method-assign]
-    train(folder, name, 1000, "checkpoint.every=0")
+        faults.install(phase, kind, folder / f"{name}.moment")
+    more = ("backend.compile=true",) if phase == "compile" else ()
+    torch.compile = partial(torch.compile, backend="eager")  # what takes long is torch's own
+    train(folder, name, 1000 if kind != "error" else 6, "checkpoint.every=2", "evaluation.every=2", *more)
 
 
 def differing(folder: Path, name: str) -> None:
@@ -129,7 +117,7 @@ def actions(folder: Path, name: str) -> None:
         (folder / f"{name}.{ranks.rank}.json").write_text(json.dumps(told))
 
 
-SCENARIOS = {f.__name__: f for f in (steps, failing, train, stopped, differing, actions)}
+SCENARIOS = {f.__name__: f for f in (steps, train, other, faulty, differing, actions)}
 
 
 def _rank(folder: Path, job: dict[str, Any], rank: int, port: int, errors: Path) -> int:
@@ -164,29 +152,58 @@ def _free_port() -> int:
             return port
 
 
-def _run(folder: Path, job: dict[str, Any]) -> dict[str, Any]:
-    port = _free_port()
-    began = time.monotonic()
-    pids = []
-    logs = [folder / f"{job['name']}.{rank}.stderr" for rank in range(job["size"])]
-    for rank in range(job["size"]):
-        pid = os.fork()
-        if pid == 0:
-            os._exit(_rank(folder, job, rank, port, logs[rank]))
-        pids.append(pid)
-    codes: list[int | None] = [None] * len(pids)
-    while None in codes:
-        for rank, pid in enumerate(pids):
-            if codes[rank] is None and (ended := os.waitpid(pid, os.WNOHANG))[0]:
-                codes[rank] = os.waitstatus_to_exitcode(ended[1])
-        if time.monotonic() - began > LONGEST:
-            for pid, code in zip(pids, codes, strict=True):
-                if code is None:
+class _Job:
+    """One job under way."""
+
+    def __init__(self, folder: Path, job: dict[str, Any]) -> None:
+        self.name = job["name"]
+        self._began = time.monotonic()
+        self._moment = folder / f"{self.name}.moment"
+        self._logs = [folder / f"{self.name}.{rank}.stderr" for rank in range(job["size"])]
+        self._codes: list[int | None] = [None] * job["size"]
+        self._pids = []
+        port = _free_port()
+        for rank, log in enumerate(self._logs):
+            pid = os.fork()
+            if pid == 0:
+                os._exit(_rank(folder, job, rank, port, log))
+            self._pids.append(pid)
+
+    def ended(self) -> bool:
+        late = time.monotonic() - self._began > LONGEST
+        for rank, pid in enumerate(self._pids):
+            if self._codes[rank] is None:
+                if late:
                     os.kill(pid, signal.SIGKILL)
+                if (told := os.waitpid(pid, os.WNOHANG))[0]:
+                    self._codes[rank] = os.waitstatus_to_exitcode(told[1])
+        return None not in self._codes
+
+    def report(self) -> dict[str, Any]:
+        report: dict[str, Any] = {"codes": self._codes, "errors": [log.read_text() for log in self._logs]}
+        if self._moment.exists():
+            report["after"] = time.time() - float(self._moment.read_text())
+        return {**report, "seconds": time.monotonic() - self._began}
+
+
+def _run(folder: Path, jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Reports in the order of the jobs; one that has the name of another waits for it."""
+    reports: dict[int, dict[str, Any]] = {}
+    waiting, running = dict(enumerate(jobs)), dict[int, _Job]()
+    while waiting or running:
+        for number, job in list(waiting.items()):
+            if len(running) < AT_ONCE and job["name"] not in {other.name for other in running.values()}:
+                running[number] = _Job(folder, waiting.pop(number))
+        for number, started in list(running.items()):
+            if started.ended():
+                reports[number] = running.pop(number).report()
         time.sleep(0.02)
-    return {"codes": codes, "errors": [log.read_text() for log in logs], "seconds": time.monotonic() - began}
+    return [reports[number] for number in range(len(jobs))]
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    print(json.dumps([_run(Path(sys.argv[1]), job) for job in json.load(sys.stdin)]))
+    torch.compile(torch.neg, backend="eager")(torch.zeros(1))  # what that imports, the ranks need not
+    gc.collect()
+    gc.freeze()  # nor look at, and so copy, what is there already
+    print(json.dumps(_run(Path(sys.argv[1]), json.load(sys.stdin))))

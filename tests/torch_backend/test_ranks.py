@@ -3,40 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from hybrid.checkpoint import finding
 from hybrid.errors import ConfigError
 from hybrid.training.parity.runtimes import torch as torch_runtime
 from hybrid.training.parity.workload import MODELS, Workload
-from hybrid.training.start import Request, Services
-from training.micro import config_file, entries, micro_config, run, run_file, state_hash
+from torch_backend.jobs import ENVIRONMENT, SECONDS, job, run_jobs
+from training.micro import config_file, entries, run, run_file, state_hash
 
 pytestmark = pytest.mark.torch
-
-FORKED = Path(__file__).with_name("forked.py")
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(FORKED.parents[1])}
-ENVIRONMENT["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # a rank that waits for an order is no warning
-SECONDS = 30  # in which every rank has ended after an error on one
-
-
-def run_jobs(folder: Path, *jobs: dict[str, Any]) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, str(FORKED), str(folder)],
-        input=json.dumps(jobs), capture_output=True, text=True, env=ENVIRONMENT, timeout=240, check=True,
-    )  # fmt: skip
-    return dict(zip([job["name"] for job in jobs], json.loads(done.stdout), strict=True))
-
-
-def job(scenario: str, size: int, /, name: str = "", **arguments: Any) -> dict[str, Any]:
-    return {"name": name or scenario, "size": size, "scenario": scenario, "arguments": arguments}
 
 
 def test_results_and_errors_of_actions_reach_every_rank(tmp_path: Path) -> None:
@@ -94,38 +74,6 @@ def test_a_run_goes_on_with_any_number_of_ranks(tmp_path: Path) -> None:
         assert a["supervised_token_count"] == b["supervised_token_count"]
 
 
-FAILURES = {
-    "compile": ("_warm_up", 1, 1, "rank 1 failed: RuntimeError: boom"),
-    "step-follower": ("accumulate", 4, 1, "rank 1 failed in step 1: RuntimeError: boom"),
-    "step-leader": ("accumulate", 4, 0, "rank 0 failed in step 1: RuntimeError: boom"),
-    "save": ("export_state", 1, 0, "rank 0 failed: RuntimeError: boom"),
-}
-
-
-def test_an_error_on_one_rank_ends_all_with_the_same_message_soon(tmp_path: Path) -> None:
-    jobs = [
-        job("failing", 2, name, method=method, call=call, rank=rank)
-        for name, (method, call, rank, _) in FAILURES.items()
-    ]
-    outcomes = run_jobs(tmp_path, *jobs)
-    for name, (_, _, _, message) in FAILURES.items():
-        outcome = outcomes[name]
-        assert outcome["codes"] == [1, 1], name
-        assert outcome["errors"] == [f"hybrid: {message}\n"] * 2, name
-        assert outcome["seconds"] < SECONDS, name
-        assert run_file(tmp_path, name)["status"] == "failed"
-
-
-def test_a_stop_signal_to_any_rank_saves_and_ends_all(tmp_path: Path) -> None:
-    outcomes = run_jobs(tmp_path, job("stopped", 2, "first", rank=0), job("stopped", 2, "second", rank=1))
-    for name, outcome in outcomes.items():
-        assert outcome["codes"] == [75, 75], outcome["errors"]
-        facts = run_file(tmp_path, name)
-        assert facts["status"] == "stopped"
-        assert finding.resolve(tmp_path / name).step == facts["step"] >= 3
-    assert "SIGTERM received on rank 1" in run_file(tmp_path, "second")["message"]
-
-
 def test_ranks_whose_weights_differ_after_the_first_step_are_stopped(tmp_path: Path) -> None:
     outcome = run_jobs(tmp_path, job("differing", 2))["differing"]
     assert outcome["codes"] == [1, 1] and outcome["errors"][0] == outcome["errors"][1]
@@ -147,9 +95,8 @@ def test_torchrun_trains(tmp_path: Path) -> None:
     assert len(state_hash(tmp_path, "one")) == 64
 
 
-def test_other_backends_train_in_one_process_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hybrid.training.ranks import train_on_ranks
-
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ConfigError, match=r"backend\.name = 'reference': .*only 'torch' trains in more than one"):
-        train_on_ranks(Request(micro_config(tmp_path), tmp_path / "run"), Services())
+def test_other_backends_train_in_one_process_only(tmp_path: Path) -> None:
+    outcome = run_jobs(tmp_path, job("other", 2))["other"]
+    text = "backend.name = 'reference': torchrun started several processes, and only 'torch' trains in more than one"
+    assert outcome["codes"] == [ConfigError.exit_code] * 2
+    assert [error.strip().endswith(text) for error in outcome["errors"]] == [True, True]

@@ -1,6 +1,7 @@
 """Stop signals in the first moments of `hybrid train`: its imports take a second or two, and only then can
 `training.signals` listen. Until then there is nothing to save, so the process ends on the spot, with one line and exit
-code 75. Imports nothing that takes time.
+code 75. One of several that torchrun started remembers the signal instead: the others have to be told. Imports nothing
+that takes time.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ COMMAND = "train"
 _on_guard = False
 _as_json = False
 _previous: dict[int, Any] = {}  # handlers by signal
+_remembered: str | None = None  # why this one of several processes is to stop
 
 
 @contextmanager
@@ -44,11 +46,13 @@ def guarded(words: Sequence[str]) -> Iterator[None]:
             signal.signal(*_previous.popitem())
 
 
-def hand_over() -> None:
+def hand_over() -> str | None:
     """From here on somebody else listens; should a signal still come here, when he has ended, it does what it always
-    did."""
-    global _on_guard
+    did. Gives the reason for a stop that one of several processes has remembered."""
+    global _on_guard, _remembered
     _on_guard = False
+    reason, _remembered = _remembered, None
+    return reason
 
 
 def _end(number: int, frame: FrameType | None) -> None:
@@ -59,6 +63,10 @@ def _end(number: int, frame: FrameType | None) -> None:
         else:
             signal.signal(number, before)
             os.kill(os.getpid(), number)
+        return
+    global _remembered
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        _remembered = f"{signal.Signals(number).name} received"
         return
     message = f"stopped before anything was there to save ({signal.Signals(number).name} received)"
     with suppress(OSError):

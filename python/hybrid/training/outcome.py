@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hybrid.errors import EXIT_DONE, EXIT_REFUSED, EXIT_STOPPED, AlertRaised, HybridError, StopRequested
+from hybrid.errors import EXIT_ALERT, EXIT_DONE, EXIT_FAILED, EXIT_REFUSED, EXIT_STOPPED, HybridError
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,5 @@ def already_finished(run_dir: Path, step: int, steps: int) -> Outcome:
 
 def status_of(error: BaseException) -> str:
     """What run.json says about a run that ended with this error: alert, stopped, refused or failed."""
-    if isinstance(error, AlertRaised):
-        return "alert"
-    if isinstance(error, StopRequested):
-        return "stopped"
-    if isinstance(error, HybridError) and error.exit_code == EXIT_REFUSED:
-        return "refused"
-    return "failed"
+    code = error.exit_code if isinstance(error, HybridError) else EXIT_FAILED
+    return {EXIT_ALERT: "alert", EXIT_STOPPED: "stopped", EXIT_REFUSED: "refused"}.get(code, "failed")

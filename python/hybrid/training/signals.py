@@ -31,9 +31,16 @@ class StopFlag:
 
     def __init__(self, max_hours: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._deadline = None if max_hours is None else clock() + max_hours * 3600
+        self._began = clock()
+        self._deadline: float | None = None
         self._max_hours = max_hours
         self._reason: str | None = None
+        self.limit(max_hours)
+
+    def limit(self, max_hours: float | None) -> None:
+        """A stop is due that many hours after the flag was made; None: never."""
+        self._deadline = None if max_hours is None else self._began + max_hours * 3600
+        self._max_hours = max_hours
 
     @property
     def reason(self) -> str | None:

@@ -34,7 +34,7 @@ SHARING = "sharing the state"
 
 
 class LeadingSession:
-    """Implements `backends.protocol.TrainingSession` on rank 0. Evaluation and sampling happen there alone."""
+    """Implements `backends.protocol.TrainingSession` on rank 0. Sampling happens there alone."""
 
     def __init__(
         self,
@@ -89,9 +89,21 @@ class LeadingSession:
 
     # --- the rest ----------------------------------------------------------------------------------------------------
 
+    @property
+    def width(self) -> int:
+        """How many batches are evaluated at a time."""
+        return self.ranks.size
+
     def evaluate(self, batch: Batch) -> Evaluation:
-        self.ranks.check()
-        return self.inner.evaluate(batch)
+        return self.evaluate_all([batch])[0]
+
+    def evaluate_all(self, batches: list[Batch]) -> list[Evaluation]:
+        """Of each batch, in order; they are dealt out to the ranks."""
+        for batch in batches:
+            self.inner.check(batch)
+        share = -(-len(batches) // self.ranks.size)
+        self.orders.give("evaluate", share)
+        return _evaluate(self.ranks, self.inner, share, batches)[: len(batches)]
 
     def generate(self, prompt: list[int], options: GenerateOptions) -> Iterator[int]:
         return self.inner.generate(prompt, options)
@@ -217,6 +229,8 @@ def _follow(ranks: Ranks, note: Callable[[str], None], saves: ExitStack) -> Any:
             _compare_once(ranks, session)
         elif name == "save":
             shards.start(session.sharded_state(), Path(content[0]), content[1])
+        elif name == "evaluate":
+            _evaluate(ranks, session, content[0], None)
         elif name == "import":
             _fill(ranks, session, *content)
 
@@ -234,6 +248,16 @@ def _step(ranks: Ranks, session: TorchSession, info: StepInfo, batches: list[Bat
     with ranks.together(f"step {info.data_step}"):
         for batch in deal(ranks, session.shape, info.microbatches, batches):
             session.accumulate(batch)
+
+
+def _evaluate(ranks: Ranks, session: TorchSession, share: int, batches: list[Batch] | None) -> list[Evaluation]:
+    """This rank's part of the batches; the results of all, in order, those of the filling ones at the end."""
+    with ranks.together("evaluation"):
+        found = [session.evaluate(batch) for batch in deal(ranks, session.shape, share, batches)]
+        mine = torch.tensor([[e.loss_sum, e.target_tokens, e.overflow] for e in found], dtype=torch.float64)
+        parts = [torch.empty_like(mine) for _ in range(ranks.size)]
+        dist.all_gather(parts, mine)
+    return [Evaluation(loss, int(targets), overflow=bool(flag)) for loss, targets, flag in torch.cat(parts).tolist()]
 
 
 def deal(ranks: Ranks, shape: tuple[int, int], share: int, batches: list[Batch] | None) -> list[Batch]:

@@ -7,9 +7,11 @@ taken twice. What can go wrong on one rank reaches all of them:
 * `each` runs an action on every rank and gathers errors: all ranks raise the same message, which names each rank that
   failed;
 * an error anywhere else is posted under one key of the store that started the ranks. A thread on each rank watches
-  that key: it breaks up collectives that wait for the lost rank, and ends a process that does not come back from one.
+  that key, and ends a process that does not come back from a collective that waits for the lost rank.
 
-A stop asked of any rank (a signal reaches one process) is posted likewise, and rank 0 stops for all.
+The store is there before anything else, so that what goes wrong on the way to the first collective (settings, devices,
+connections) is told as well. A stop asked of any rank (a signal reaches one process) is posted likewise, and rank 0
+stops for all.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-from hybrid.errors import EXIT_FAILED, HybridError
+from hybrid.errors import EXIT_FAILED, EXIT_STOPPED, HybridError, StopRequested
 
 ERROR, STOP = "hybrid/error", "hybrid/stop"  # what was posted
 SEEN, ENDED = "hybrid/seen", "hybrid/ended"  # how many ranks know of the error, and have come to their end
@@ -60,21 +62,25 @@ def world_size() -> int:
 class Ranks:
     """The processes of one run. Use it as a context manager around everything that this one does.
 
+    device: where this process computes; collectives need one, and without it they come with `connect`.
     stop_requested: gives the reason why a stop was asked of this process, or None. on_stop: on rank 0, hears the
-    reason when one was asked of another.
+    reason when one was asked of another. on_lost: hears the error with which this process ends without coming back
+    from what it is in; in another thread.
     """
 
     def __init__(
         self,
-        device: torch.device,
+        device: torch.device | None = None,
         stop_requested: Callable[[], str | None] = lambda: None,
         on_stop: Callable[[str], None] = lambda reason: None,
+        on_lost: Callable[[RankFailed], None] = lambda error: None,
     ) -> None:
         self.rank = int(os.environ["RANK"])
         self.size = world_size()
         self.device = device
         self._stop_requested = stop_requested
         self._on_stop = on_stop
+        self._on_lost = on_lost
         self._finished = threading.Event()
         self._posted_stop = False
         self._posted = False  # whether the posted error is this rank's
@@ -84,17 +90,38 @@ class Ranks:
     # --- life --------------------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Ranks:
-        backend = "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo"
-        if self.device.type == "cuda":
-            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-        store: Any = next(rendezvous("env://", timeout=START))[0]
-        dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.size, timeout=FOREVER)
+        with self._not_for_ever():
+            store: Any = next(rendezvous("env://", timeout=START))[0]
         store.set_timeout(START)
         # The watching thread has a connection of its own: a call that waits would hold up the others of a shared one.
         self.store, self._watched = store, store.clone()
         self._thread = threading.Thread(target=self._watch, name="ranks", daemon=True)
         self._thread.start()
+        if self.device is not None:
+            try:
+                self.connect(self.device)
+            except BaseException as error:
+                self.__exit__(type(error), error, error.__traceback__)
+                raise
         return self
+
+    def connect(self, device: torch.device) -> None:
+        """Make collectives possible, once. Every rank must call this.
+
+        Who connects waits for all others, for as long as it takes; the watching thread runs already, and ends it where
+        one of them has failed instead.
+        """
+        if dist.is_initialized():
+            return
+        self.device = device
+        cuda = device.type == "cuda"
+        with self.together("connecting"):
+            if cuda:
+                torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+            dist.init_process_group(
+                "cpu:gloo,cuda:nccl" if cuda else "gloo",
+                store=self.store, rank=self.rank, world_size=self.size, timeout=FOREVER,
+            )  # fmt: skip
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Leave together. An error here is posted for the others; the first one posted is raised everywhere."""
@@ -112,6 +139,24 @@ class Ranks:
                 dist.destroy_process_group()
         if first is not None and first is not error:
             raise first from error
+
+    @contextmanager
+    def _not_for_ever(self) -> Iterator[None]:
+        """A process that is asked to stop inside the block, where it waits for others, need not wait until they come:
+        there is nothing to save yet."""
+        here = threading.Event()
+
+        def watch() -> None:
+            while not here.wait(POLL_SECONDS):
+                if (reason := self._stop_requested()) is not None and not here.wait(GRACE_SECONDS):
+                    print(f"hybrid: stopped before all ranks had found each other ({reason})", file=sys.stderr)
+                    os._exit(EXIT_STOPPED)
+
+        threading.Thread(target=watch, name="rendezvous", daemon=True).start()
+        try:
+            yield
+        finally:
+            here.set()
 
     def _wait_for(self, counter: str) -> None:
         """Until all ranks have been counted there, or have had enough time to."""
@@ -131,7 +176,9 @@ class Ranks:
         known = self.failure(wait=0.0 if isinstance(error, HybridError) else BREAKS_FIRST_SECONDS)
         if known is not None:
             return known
-        text = f"rank {self.rank} failed{f' in {what}' if what else ''}: {_describe(error)}"
+        text = _describe(error)
+        if not isinstance(error, StopRequested):
+            text = f"rank {self.rank} failed{f' in {what}' if what else ''}: {text}"
         code = getattr(error, "exit_code", EXIT_FAILED)
         with contextlib.suppress(Exception):
             first = _failure(self.store.compare_set(ERROR, "", json.dumps({"message": text, "exitCode": code})))
@@ -180,21 +227,21 @@ class Ranks:
             raise self.post(error, what) from error
 
     def _watch(self) -> None:
-        seen_at: float | None = None
-        while not self._finished.wait(POLL_SECONDS):
-            if seen_at is not None and time.monotonic() - seen_at > GRACE_SECONDS:
-                print(f"hybrid: {self._failure}", file=sys.stderr, flush=True)
-                os._exit(self._failure.exit_code if self._failure else EXIT_FAILED)
-            if seen_at is not None:
-                continue
+        while self._failure is None:
+            if self._finished.wait(POLL_SECONDS):
+                return
             try:
                 self._pass_on_stops()
                 if self._watched.check([ERROR]):
                     self._failure = _failure(self._watched.get(ERROR))
-                    seen_at = time.monotonic()
                     self._watched.add(SEEN, 1)
-            except Exception:
-                return  # the store has gone, and with it the launcher
+            except Exception:  # the store has gone, and with it the launcher, or rank 0
+                self._failure = RankFailed("the process that holds the store of all ranks has ended without a word")
+        if not self._finished.wait(GRACE_SECONDS):
+            with contextlib.suppress(Exception):
+                self._on_lost(self._failure)
+            print(f"hybrid: {self._failure}", file=sys.stderr, flush=True)
+            os._exit(self._failure.exit_code)
 
     def _pass_on_stops(self) -> None:
         if self.rank == 0:

@@ -15,7 +15,8 @@ from hybrid.errors import ConfigError
 
 if TYPE_CHECKING:
     from hybrid.training.outcome import Outcome
-    from hybrid.training.start import Request
+    from hybrid.training.signals import StopFlag
+    from hybrid.training.start import Request, Services
 
 DESCRIPTION = """\
 Train a model. Without arguments: a small Llama-style model on the source files of Python's standard
@@ -34,7 +35,7 @@ def register(subparsers: Subparsers) -> None:
     parser = add_command(subparsers, "train", "train a model, or go on with a run", DESCRIPTION)
     parser.add_argument("config", metavar="CONFIG", nargs="?", type=path, help="settings: a .toml or .json file")
     parser.add_argument("--preset", metavar="NAME", help="what the settings start from (default: stdlib-tiny)")
-    add_backend_options(parser, "auto, webgpu, reference or browser")
+    add_backend_options(parser, "auto, webgpu, reference, torch or browser")
     parser.add_argument(
         "--headless", action="store_true", help="with --backend browser: in a Chromium without a window"
     )
@@ -63,42 +64,60 @@ def register(subparsers: Subparsers) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run the command; the exit code."""
     from hybrid.cli.views import choose_view
-    from hybrid.training.dry_run import dry_run_text
     from hybrid.training.signals import StopFlag
     from hybrid.training.start import Services
+    from hybrid.training.view import QuietView
 
-    view = choose_view(arguments.json)
-    request = make_request(arguments)
-    services = Services(view=view, stop=StopFlag(request.config.run.max_hours))
-    train, dry_run = _ways(request.config.backend.name, arguments.headless)
-    with services.stop.installed():
-        early.hand_over()
+    several = int(os.environ.get("WORLD_SIZE", "1")) > 1  # started by torchrun
+    speaks = not several or os.environ.get("RANK") == "0"
+    view = choose_view(arguments.json) if speaks else QuietView()
+    stop = StopFlag()
+    services = Services(view=view, stop=stop)
+    train, dry_run = _on_ranks(arguments) if several else _alone(arguments, stop)
+    with stop.installed():
+        reason = early.hand_over()
+        if reason is not None:
+            stop.request(reason)
         if not arguments.dry_run:
-            return train(request, services).exit_code
-        facts = dry_run(request, services)
+            return train(services).exit_code
+        facts = dry_run(services)
     if arguments.json:
         view.event("dry-run", facts)
-    else:
+    elif speaks:
+        from hybrid.training.dry_run import dry_run_text
+
         print(dry_run_text(facts))
     return 0
 
 
-def _ways(backend: str, headless: bool) -> tuple[Callable[..., Outcome], Callable[..., dict[str, Any]]]:
-    """How to train with a backend, and how to look whether that would go well."""
-    if backend == "browser":
+Train = Callable[["Services"], "Outcome"]
+DryRun = Callable[["Services"], dict[str, Any]]
+
+
+def _alone(arguments: argparse.Namespace, stop: StopFlag) -> tuple[Train, DryRun]:
+    """How to train in this process (or in a browser), and how to look whether that would go well."""
+    request = make_request(arguments)
+    stop.limit(request.config.run.max_hours)
+    if request.config.backend.name == "browser":
         from hybrid.bridge.launch import dry_run_in_browser, train_in_browser
 
-        return partial(train_in_browser, headless=headless), partial(dry_run_in_browser, headless=headless)
-    if headless:
-        raise ConfigError(f"--headless goes with --backend browser, not with {backend}")
+        headless = arguments.headless
+        return (
+            lambda services: train_in_browser(request, services, headless=headless),
+            lambda services: dry_run_in_browser(request, services, headless=headless),
+        )
     from hybrid.training.dry_run import dry_run
     from hybrid.training.runner import train
 
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:  # started by torchrun
-        from hybrid.training.ranks import train_on_ranks
+    return partial(train, request), partial(dry_run, request)
 
-        return train_on_ranks, dry_run
-    return train, dry_run
+
+def _on_ranks(arguments: argparse.Namespace) -> tuple[Train, DryRun]:
+    """The same over all processes that torchrun started, of which the first reads the settings."""
+    from hybrid.training.ranks import dry_run_on_ranks, train_on_ranks
+
+    ask = partial(make_request, arguments)
+    return partial(train_on_ranks, ask), partial(dry_run_on_ranks, ask)
 
 
 def make_request(arguments: argparse.Namespace) -> Request:
@@ -119,6 +138,8 @@ def make_request(arguments: argparse.Namespace) -> Request:
         flags(arguments, backend="backend.name", adapter="backend.adapter", steps="run.steps", seed="run.seed"),
         base=saved_settings(run_dir, resume),
     )
+    if arguments.headless and config.backend.name != "browser":
+        raise ConfigError(f"--headless goes with --backend browser, not with {config.backend.name}")
     if run_dir is None:
         run_dir = RUNS / config.run.name
         if resume == "never" and not arguments.dry_run:
