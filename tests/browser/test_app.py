@@ -144,6 +144,59 @@ def test_a_second_tab_is_told_that_the_run_is_open(chromium: Chromium, site: Sta
         app.finish()
 
 
+COUNT_LOCKS = """
+const locks = (globalThis.locks = []);
+const request = async (kind) => {
+  locks.push(kind);
+  const lock = new EventTarget();
+  lock.release = async () => {
+    locks.push("released");
+    lock.dispatchEvent(new Event("release"));
+  };
+  return lock;
+};
+Object.defineProperty(navigator, "wakeLock", { value: { request } });
+"""
+
+
+def test_the_screen_stays_on_while_it_trains_and_may_sleep_while_it_is_paused(
+    chromium: Chromium, site: StaticServer
+) -> None:
+    with App(chromium, site, COUNT_LOCKS) as app:
+        app.begin(100_000)
+        app.wait("#pause:enabled")
+        assert _locks(app) == ["screen"]
+        app.press("Pause")
+        assert _locks(app) == ["screen", "released"]
+        app.press("Resume")
+        assert _locks(app) == ["screen", "released", "screen"]
+        app.press("Save and stop")
+        app.finish()
+        assert _locks(app) == ["screen", "released", "screen", "released"]
+
+
+def _locks(app: App) -> list[str]:
+    return list(app.do(lambda page: page.evaluate("locks")))
+
+
+def test_the_page_can_be_used_before_it_loads_anything_of_a_run(chromium: Chromium, site: StaticServer) -> None:
+    loaded = """() => {
+      const [usable] = performance.getEntriesByName("interactive");
+      const before = performance.getEntriesByType("resource").filter((one) => one.startTime < usable.startTime);
+      return before.map(({ name }) => name.split("/").at(-1));
+    }"""
+    with App(chromium, site) as app:
+        app.ready()
+        names = app.do(lambda page: page.evaluate(loaded))
+        assert {"app.js", "app.css", "site.json"} <= set(names)
+        others = [
+            name
+            for name in names
+            if not re.fullmatch(r"(app|app_worker|chunk-\w+)\.(js|css)|site\.json|icon\.svg", name)
+        ]
+        assert others == []
+
+
 def test_a_run_is_carried_to_another_browser_and_to_the_desktop(
     chromium: Chromium, site: StaticServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
