@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -12,6 +13,7 @@ import pytest
 
 from hybrid.bridge.launch import browser
 from hybrid.bridge.launch.browser import HeadlessChromium, UserBrowser, find_chromium, flags
+from hybrid.bridge.launch.devtools import PageWatch
 from hybrid.errors import ConfigError, HybridError
 
 URL = "http://127.0.0.1:1/token/"
@@ -72,7 +74,7 @@ def test_it_gets_the_address_a_profile_and_pipes_and_ends_with_them(program: Pat
         program,
         "facts = [*sys.argv[1:], os.environ['TMPDIR'], str(os.getsid(0) == os.getpid())]\n"
         f"open({str(said)!r}, 'w').write('\\n'.join(facts))\n"
-        "os.read(3, 1)\n",
+        "while os.read(3, 4096): pass\n",
     )
     child = HeadlessChromium(URL)
     wait_for(lambda: said.exists() and said.read_text().endswith(("True", "False")))
@@ -84,6 +86,49 @@ def test_it_gets_the_address_a_profile_and_pipes_and_ends_with_them(program: Pat
     child.close()
     assert child.problem() == "the browser has ended (code 0)", "the pipe was closed, and it heard that"
     assert not Path(temporary).exists()
+
+
+CREATED = {"targetInfo": {"targetId": "1", "type": "page", "url": "about:blank"}}
+SHOWN = {"targetInfo": {"targetId": "1", "type": "page", "url": URL}}
+CRASHED = {"targetId": "1", "status": "killed", "errorCode": 9}
+
+
+@pytest.mark.parametrize(
+    ("events", "says"),
+    [
+        ((("Created", SHOWN), ("Crashed", CRASHED), ("Destroyed", CRASHED)), "the page has crashed (killed, code 9)"),
+        ((("Created", CREATED), ("InfoChanged", SHOWN), ("Destroyed", {"targetId": "1"})), "the tab was closed"),
+        ((("Created", CREATED), ("Destroyed", {"targetId": "1"}), ("Crashed", {"targetId": "2"})), None),
+        ((("Created", {}), ("Created", {"targetInfo": 3}), ("Created", SHOWN), ("Crashed", {})), None),
+    ],
+)
+def test_its_pipe_tells_of_a_page_that_is_gone(events: tuple[tuple[str, object], ...], says: str | None) -> None:
+    heard, commands = os.pipe()
+    answers, told = os.pipe()
+    watch = PageWatch(commands, answers, URL)
+    assert os.read(heard, 4096).endswith(b"\0")
+    for name, facts in events:
+        message = json.dumps({"method": f"Target.target{name}", "params": facts}).encode()
+        os.write(told, message[:7])
+        os.write(told, message[7:] + b"\0no JSON\0")
+    os.close(told)
+    watch.join(20)
+    assert watch.problem == says
+    for end in (heard, commands, answers):
+        os.close(end)
+
+
+@needs_posix
+def test_a_browser_whose_page_is_gone_has_a_problem(program: Path) -> None:
+    events = "".join(
+        json.dumps({"method": f"Target.target{name}", "params": facts}) + "\\0"
+        for name, facts in (("Created", SHOWN), ("Crashed", CRASHED))
+    )
+    script(program, f"os.write(4, {events!r}.encode().replace(b'\\\\0', bytes(1)))\nwhile os.read(3, 4096): pass")
+    child = HeadlessChromium(URL)
+    wait_for(lambda: child.problem() is not None)
+    assert child.problem() == "the page has crashed (killed, code 9)"
+    child.close()
 
 
 @needs_posix

@@ -269,6 +269,39 @@ def test_a_tab_that_falls_silent_is_given_up_after_half_a_minute(tmp_path: Path,
     assert state_hash(tmp_path) == finding.resolve(recording).state_hash
 
 
+def test_a_tab_that_says_that_it_goes_is_given_up_sooner(tmp_path: Path, recording: Path) -> None:
+    clock = FakeClock()
+
+    def script(tab: Tab) -> None:
+        tab.train(last=6)
+        tab.ask("POST", "leave")
+        clock.seconds += 0.2
+        tab.report()  # was on its way
+        clock.seconds += 10
+
+    with pytest.raises(TabLost, match=r"the tab was closed; the same command goes on from the checkpoint of step 5"):
+        train_in_tab(tmp_path, recording, script, clock=clock)
+
+
+def test_a_tab_that_goes_may_come_back(tmp_path: Path, recording: Path) -> None:
+    clock = FakeClock()
+
+    def script(tab: Tab) -> None:
+        tab.train(last=6)
+        tab.ask("POST", "leave")
+        other = Tab(tab.url, recording, "tab-2", tab.client)
+        other.claim()  # at once: nobody else is there
+        tab.ask("POST", "leave", 409)
+        other.ask("POST", "leave")
+        clock.seconds += 5
+        other.report()  # out of the browser's memory of pages
+        clock.seconds += 25
+        other.train()
+
+    assert train_in_tab(tmp_path, recording, script, clock=clock).status == "finished"
+    assert state_hash(tmp_path) == finding.resolve(recording).state_hash
+
+
 def test_a_browser_that_ends_ends_the_run_at_once(tmp_path: Path, recording: Path) -> None:
     browser = ScriptedBrowser(recording, None)
 

@@ -4,6 +4,8 @@
  * The worker trains, so that neither a hidden page nor a busy one matters.
  */
 
+import { LaunchServer } from "../runtime/runner/launch_server.js";
+
 /** @import { FromWorker } from "./worker.js" */
 
 const NOTES = 100; // kept on the page
@@ -13,7 +15,9 @@ const element = (id) => /** @type {HTMLElement} */ (document.getElementById(id))
 const bar = /** @type {HTMLProgressElement} */ (element("bar"));
 const [pause, stop] = ["pause", "stop"].map((id) => /** @type {HTMLButtonElement} */ (element(id)));
 
-const worker = new Worker(new URL("./worker.js", import.meta.url), { type: "module" });
+const tab = crypto.randomUUID();
+const server = new LaunchServer(new URL("./", location.href), undefined, tab);
+const worker = new Worker(new URL("./worker.js", import.meta.url), { type: "module", name: tab });
 let paused = false;
 let ended = false;
 
@@ -103,7 +107,16 @@ worker.onmessage = ({ data }) => {
   const { kind, facts } = /** @type {FromWorker} */ (data);
   SHOWN[kind]?.(facts);
 };
-worker.onerror = (event) => finish(`the worker of this page failed: ${event.message || "it could not start"}`, true);
+/** Nothing comes from a worker that could not begin, or has died: the program that waits for it is told here. @param {string} what */
+function broken(what) {
+  if (ended) return;
+  worker.terminate();
+  const message = `the worker of this page failed: ${what}; the browser's console says more, and \`make web\` builds the page anew`;
+  finish(message, true);
+  server.fail(message).catch((error) => note(error.message));
+}
+worker.onerror = ({ message }) => broken(message || "its script could not be loaded or is broken");
+worker.onmessageerror = () => broken("it said something that cannot be read");
 
 pause.onclick = () => {
   paused = !paused;
@@ -116,6 +129,9 @@ stop.onclick = () => {
   show("status", "stopping after this step");
   worker.postMessage({ ask: "stop" });
 };
+addEventListener("pagehide", () => {
+  if (!ended) server.leave();
+});
 // Closing the tab loses what came after the last checkpoint: ask first.
 addEventListener("beforeunload", (event) => {
   if (!ended) event.preventDefault();

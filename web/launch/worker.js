@@ -68,7 +68,9 @@ async function train(server) {
   await place.close();
 }
 
-const server = new LaunchServer(new URL("./", globalThis.location.href));
+// The page has given its worker the name that both have at the server.
+const { name } = /** @type {{name: string}} */ (/** @type {unknown} */ (globalThis));
+const server = new LaunchServer(new URL("./", globalThis.location.href), undefined, name || undefined);
 // One tab of this browser at a time.
 globalThis.navigator.locks
   .request(`hybrid/launch${server.base.pathname}`, { ifAvailable: true }, (lock) => {

@@ -24,11 +24,12 @@ export class LaunchServer {
   /**
    * @param {string | URL} base address of the run, with a slash at its end
    * @param {Fetch} [fetch]
+   * @param {string} [tab] the name of the page, where its worker shares it
    */
-  constructor(base, fetch = globalThis.fetch.bind(globalThis)) {
+  constructor(base, fetch = globalThis.fetch.bind(globalThis), tab = crypto.randomUUID()) {
     this.base = new URL(base);
     this.#fetch = fetch;
-    this.#tab = crypto.randomUUID();
+    this.#tab = tab;
   }
 
   /**
@@ -47,6 +48,19 @@ export class LaunchServer {
       if (!(await response.json()).busy) attempt++;
       await delay(CLAIM_PAUSE_MS);
     }
+  }
+
+  /** End the run with an error, in the place of a worker that cannot. @param {string} message */
+  async fail(message) {
+    await this.claim(); // reports begin anew with it
+    await this.post("events", { sequence: 1, events: [{ kind: "error", name: "HybridError", message }] });
+  }
+
+  /** Say that the page is going: it is closed, or loaded again. */
+  leave() {
+    // The browser sends this one also when the page is gone.
+    const init = { method: "POST", keepalive: true, headers: { "X-Hybrid-Tab": this.#tab } };
+    this.#fetch(new URL("leave", this.base), init).catch(() => {});
   }
 
   /**

@@ -72,6 +72,11 @@ def launch_app(desk: Desk, run: RunSide, site: Path, shelf: PlanShelf) -> FastAP
         tab = request.headers.get(TAB)
         return json_response(await run_in_threadpool(lambda: desk.report(tab, parse_report(body))))
 
+    @app.post("/leave")
+    def leave(request: Request) -> Response:
+        desk.leave(request.headers.get(TAB))
+        return json_response({})
+
     @app.post("/profile")
     async def profile(request: Request) -> Response:
         name = await answered(request, lambda body: shelf.compile(run.plan_settings, profile_of(_json(body))))

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from hybrid.bridge.launch.devtools import PageWatch
 from hybrid.bridge.server.temporary import TemporaryFolder
 from hybrid.errors import ConfigError, HybridError
 
@@ -121,7 +122,7 @@ class HeadlessChromium:
 
     def problem(self) -> str | None:
         code = self._process.poll()
-        return None if code is None else f"the browser has ended (code {code})"
+        return self._process.page_problem if code is None else f"the browser has ended (code {code})"
 
     def says(self) -> str:
         with contextlib.suppress(OSError):
@@ -186,6 +187,9 @@ def _short_folder() -> str | None:
 class _Process(Protocol):
     pid: int
 
+    @property
+    def page_problem(self) -> str | None: ...
+
     def poll(self) -> int | None: ...
 
     def end(self) -> None: ...
@@ -224,6 +228,11 @@ class _Spawned:
         for end in (command, answer, *high):
             os.close(end)
         self._code: int | None = None
+        self._watch = PageWatch(self._commands, self._answers, url)
+
+    @property
+    def page_problem(self) -> str | None:
+        return self._watch.problem
 
     def poll(self) -> int | None:
         if self._code is None:
@@ -234,7 +243,6 @@ class _Spawned:
 
     def end(self) -> None:
         os.close(self._commands)
-        os.close(self._answers)
         deadline = time.monotonic() + END_SECONDS
         while self.poll() is None and time.monotonic() < deadline:
             time.sleep(0.02)
@@ -243,6 +251,8 @@ class _Spawned:
         if self._code is None:
             _, status = os.waitpid(self.pid, 0)
             self._code = os.waitstatus_to_exitcode(status)
+        self._watch.join(END_SECONDS)
+        os.close(self._answers)
 
 
 class _Opened:
@@ -257,6 +267,7 @@ class _Opened:
                 creationflags=group,
             )  # fmt: skip
         self.pid = self._child.pid
+        self.page_problem = None  # nobody tells
 
     def poll(self) -> int | None:
         return self._child.poll()

@@ -19,6 +19,7 @@ from hybrid.errors import ConfigError, HybridError
 from hybrid.training.signals import StopFlag
 
 TAKEOVER_SECONDS = 3.0  # a tab that was heard of this recently is still there, and keeps the run
+FAREWELL_SECONDS = 1.0  # what comes this long after a farewell was on its way before
 
 _TAB = re.compile(r"[A-Za-z0-9-]{1,64}\Z")
 
@@ -39,6 +40,7 @@ class Desk:
         self._sequence = 0
         self._busy = 0
         self._heard = self._seen = clock()  # when the tab last said something, and was last answered
+        self._left: float | None = None  # when the tab said that it was going
         self.ended = threading.Event()
         self.end: EndEvent | None = None
         self.error: BaseException | None = None
@@ -54,20 +56,35 @@ class Desk:
         with self._lock:
             return 0.0 if self._busy else self._clock() - self._seen
 
+    @property
+    def absence(self) -> float:
+        """Seconds since the tab that has the run said that it was going; 0 if it did not, or is being answered."""
+        with self._lock:
+            return 0.0 if self._busy or self._left is None else self._clock() - self._left
+
+    def leave(self, tab: str | None) -> None:
+        """The tab is going: it is closed, or loaded again, and then another one claims the run. Errors: Refusal."""
+        with self._lock:
+            self._check_open()
+            if _checked(tab) != self._tab:
+                raise _elsewhere()
+            self._left = self._clock()
+
     @contextmanager
     def claim(self, tab: str | None) -> Iterator[None]:
         """Give the run to a tab, and hold every other request off until the block is done. Errors: Refusal."""
         with self._lock:
             self._check_open()
             name = _checked(tab)
-            if self._tab not in (None, name):
-                if self._clock() - self._heard < TAKEOVER_SECONDS:
-                    raise _elsewhere()
-                if self._busy:  # with what a page that was loaded again has left: a checkpoint, say
-                    raise _elsewhere(busy=True)
-            self._tab, self._sequence, self._heard = name, 0, self._clock()
+            lives = self._left is None and self._clock() - self._heard < TAKEOVER_SECONDS
+            if self._tab not in (None, name) and lives:
+                raise _elsewhere()
+            if self._busy:  # with what a page that was loaded again has left: a checkpoint, say
+                raise _elsewhere(busy=True)
+            self._tab, self._sequence, self._left = name, 0, None
+            self._hear()
             yield
-            self._heard = self._seen = self._clock()
+            self._hear()
 
     @contextmanager
     def request(self, tab: str | None) -> Iterator[None]:
@@ -78,7 +95,7 @@ class Desk:
             if _checked(tab) != self._tab:
                 raise _elsewhere()
             self._busy += 1
-            self._heard = self._clock()
+            self._hear()
         try:
             yield
         finally:
@@ -93,7 +110,7 @@ class Desk:
             self._check_open()
             if _checked(tab) != self._tab:
                 raise _elsewhere()
-            self._heard = self._seen = self._clock()
+            self._hear()
             expected = self._sequence + 1
             if report.sequence > expected:
                 error = ConfigError(f"events: report {report.sequence} came before report {expected}")
@@ -114,6 +131,12 @@ class Desk:
             if not self.ended.is_set():
                 self.error = error
                 self.ended.set()
+
+    def _hear(self) -> None:
+        now = self._clock()
+        self._heard = self._seen = now
+        if self._left is not None and now - self._left > FAREWELL_SECONDS:
+            self._left = None  # it has come back, out of the browser's memory of pages
 
     def _take(self, event: AnyEvent) -> None:
         if self.ended.is_set():

@@ -11,6 +11,7 @@ from hybrid.errors import HybridError
 from hybrid.training.signals import StopFlag
 
 SILENCE_SECONDS = 30.0  # reports come four times a second; a laptop's lid may be closed for a moment
+ABSENCE_SECONDS = 10.0  # after a tab has said that it goes: for the page to be there again, if it is loaded anew
 OPENING_SECONDS = 60.0  # for a browser that we have started ourselves
 PAUSE_SECONDS = 0.1
 
@@ -35,6 +36,8 @@ def wait_for_end(
                 problem = f"the browser has not opened the page within {OPENING_SECONDS:g} s"
             if problem is not None:
                 problem += browser.says()
+        elif problem is None and desk.absence > ABSENCE_SECONDS:
+            problem = "the tab was closed"
         elif problem is None and desk.silence > SILENCE_SECONDS:
             problem = f"nothing was heard of the tab for {SILENCE_SECONDS:g} s: it was closed or has crashed"
         if problem is not None and not desk.ended.is_set():
