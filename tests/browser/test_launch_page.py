@@ -272,12 +272,9 @@ def test_the_page_shows_how_far_it_is_before_anything_takes_long(tmp_path: Path,
     assert "pipeline" not in order[order.index("show run") :], "they are all made before the first step"
 
 
-@pytest.mark.parametrize(
-    ("script", "says"),
-    [("}{", "could not be loaded or is broken"), (None, "could not be loaded"), ("throw Error('no')", "Error: no")],
-)
+@pytest.mark.parametrize("script", ["}{", None, "throw Error('no')"])
 def test_a_worker_that_cannot_begin_ends_the_command_at_once(
-    tmp_path: Path, chromium: Chromium, script: str | None, says: str
+    tmp_path: Path, chromium: Chromium, script: str | None
 ) -> None:
     def show(url: str) -> BrowserPage:
         page = BrowserPage(chromium, "about:blank")
@@ -294,9 +291,11 @@ def test_a_worker_that_cannot_begin_ends_the_command_at_once(
         return page
 
     with launched(tmp_path, show) as run:
-        with pytest.raises(TabFailed, match=rf"the worker of this page failed: .*{says}.*`make web`"):
+        with pytest.raises(
+            TabFailed, match=r"the worker of this page failed: .*console says more.*`make web`"
+        ) as error:
             run.outcome.result(PATIENCE)
-        assert says in shown(run.tab.page, "status")
+        assert str(error.value) in shown(run.tab.page, "status")
     assert run_file(tmp_path)["status"] == "failed"
 
 
