@@ -111,8 +111,9 @@ class PiecedTensor:
 
     def blocks(self) -> Iterator[memoryview]:
         """Errors: HybridError when rows are missing; OSError."""
+        pieces = self.folder.pieces(self.name, self.shape)
         buffer = memoryview(bytearray(min(BLOCK_BYTES, self.nbytes)))
-        for piece in self.folder.pieces(self.name, self.shape):
+        for piece in pieces:
             position, left = piece.start, 4 * int(np.prod(piece.shape, dtype=np.int64))
             while left:
                 stream = self.folder.stream(piece.path)
