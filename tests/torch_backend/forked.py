@@ -33,7 +33,7 @@ from hybrid.training.parity.workload import MODELS, Workload
 from hybrid.training.ranks import train_on_ranks
 from hybrid.training.signals import StopFlag
 from hybrid.training.start import Request, Services
-from torch_backend import faults
+from torch_backend import faults, saves
 from training.micro import micro_config
 
 CPU = torch.device("cpu")
@@ -118,6 +118,7 @@ def actions(folder: Path, name: str) -> None:
 
 
 SCENARIOS = {f.__name__: f for f in (steps, train, other, faulty, differing, actions)}
+SCENARIOS.update(saves.SCENARIOS)
 
 
 def _rank(folder: Path, job: dict[str, Any], rank: int, port: int, errors: Path) -> int:
