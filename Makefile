@@ -66,7 +66,7 @@ else
 	@$(PYTHON) -m pytest -m "alone and not acceptance"
 endif
 
-acceptance: $(TORCH) $(PAGE) $(RIVALS) system-packages ## the long checks; writes benchmarks/results/*.json
+acceptance: $(TORCH) $(PAGE) $(PYODIDE) $(RIVALS) system-packages ## the long checks; writes benchmarks/results/*.json
 	@failed=0; $(PYTHON) benchmarks/run_all.py || failed=1; $(PYTHON) -m pytest -m acceptance $(ARGS) || failed=1; exit $$failed
 
 benchmark-env: $(RIVALS) ## the environment of the rivals that benchmarks/ measures (tinygrad with Dawn, jax-js, TensorFlow.js)
