@@ -84,6 +84,8 @@ def test_without_room_the_error_says_so_and_the_last_checkpoint_stays(lasting_pa
         session.send("Storage.overrideQuotaForOrigin", {"origin": server.url, "quotaSize": 1_000_000})
 
     page.do(limit)
+    place = page.call_in_worker(MODULE, "placeWithoutRoom", "run-p")
+    assert place["name"] == "LimitExceeded" and "left of the 1000000 that it gives this site" in place["message"]
     report = page.call_in_worker(MODULE, "saveWithoutRoom", 2)
     assert report["estimated"]["name"] == "LimitExceeded"
     assert "left of the 1000000 that it gives this site: export and delete older runs" in report["estimated"]["message"]
@@ -135,6 +137,15 @@ def test_a_second_page_is_told_that_the_run_is_taken(chromium: Chromium, page: B
     assert page.call_in_worker(MODULE, "tryLock", "run-a")["name"] == "ConfigError"
     page.call(MODULE, "release")
     assert page.do(in_second_page) == [None, None]
+
+
+@pytest.mark.parametrize("place", ["call", "call_in_worker"])
+def test_the_place_of_a_run_in_storage_is_open_once(page, place):
+    report = getattr(page, place)(MODULE, "placesOfOneRun", "run-a")
+    for key in ("second", "app"):
+        assert report[key]["name"] == "ConfigError" and "another tab is training it" in report[key]["message"]
+    assert "run.json: expected an object with format" in report["unreadable"]["message"]
+    assert report["free"] is None, "closed, and refused before it was open"
 
 
 def test_a_file_has_one_writer_and_persistence_is_asked_for(page):

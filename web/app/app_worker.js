@@ -7,7 +7,6 @@
 import { exportRun, importRun } from "../runtime/checkpoint/archive.js";
 import { verifyCheckpoint } from "../runtime/checkpoint/loading.js";
 import { parameterShapes } from "../runtime/checkpoint/model.js";
-import { requireRoom } from "../runtime/checkpoint/room.js";
 import { withRunLock } from "../runtime/checkpoint/store.js";
 import { buildStore } from "../runtime/data/build.js";
 import { describeSource, textDocuments } from "../runtime/data/corpus.js";
@@ -133,7 +132,7 @@ async function train(folder, name) {
   const place = await FolderRunPlace.open(folder, job.config, {
     watch: (kind, facts) => announce(folder, job, kind, facts),
     stop: () => stopping,
-    room: requireRoom,
+    isLocked: true, // since before the run's folder was filled
   });
   try {
     const planner = await planning.planner(await theSite());

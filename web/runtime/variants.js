@@ -15,12 +15,14 @@ import { sha256 } from "./sha256.js";
 /** @import {Dispatch} from "./plan.js" */
 /** @import {Storage} from "./storage.js" */
 
-const ROUNDS = 3;
+const ROUNDS = 3; // fewer than where nobody waits for a page
 const FORMAT = 3;
 // A wait for the device takes a millisecond by itself, and browsers blur clocks: time at least this much work at once.
 const LEAST_SECONDS = 0.01;
 const MOST_REPEATS = 32;
+const LEAST_CLOCK = 1e-6; // where a blurred clock has not moved
 const HOPELESS = 3; // times the best of the first round
+const MARGIN = 0.95; // a winner stays for good, so another variant than the first must take at most this part of its time
 
 /**
  * Product class -> name of the fastest variant. Classes that `known` has no usable answer for are timed, on the plan's
@@ -53,8 +55,7 @@ export async function chooseVariants(executor, known, { programs = [], progress,
   await executor.compile([...candidates, ...certain], progress);
   for (const [done, [name, dispatch]] of missing.entries()) {
     progress?.("timing kernel variants", done, missing.length);
-    const times = await timeChoices(executor, dispatch, clock);
-    chosen[name] = dispatch.choices[times.indexOf(Math.min(...times))].variant;
+    chosen[name] = dispatch.choices[winner(await timeRounds(executor, dispatch, clock))].variant;
   }
   return chosen;
 }
@@ -80,15 +81,29 @@ export function representatives(executor) {
 }
 
 /**
- * Seconds of each choice: the least of a few interleaved rounds. The first dispatch of each is not timed, for drivers
- * compile there.
+ * The index of the fastest choice by the median over the rounds of its time beside the first one's in that round.
+ *
+ * The variants of a round ran right after one another: what slows a whole round down does not count, and what falls on
+ * single measurements is not the median. The first choice is the best guess and wins what is too close to call.
+ *
+ * @param {readonly (readonly number[])[]} rounds seconds of each choice
+ */
+export function winner(rounds) {
+  const ratios = rounds[0].map((_, index) => median(rounds.map((times) => times[index] / times[0])));
+  const best = ratios.indexOf(Math.min(...ratios));
+  return ratios[best] < MARGIN ? best : 0;
+}
+
+/**
+ * Seconds of one dispatch of each choice, in each of a few rounds. The first dispatch of each is not timed, for drivers
+ * compile there. One that is far behind the others is measured once only.
  *
  * @param {Executor} executor
  * @param {Dispatch} dispatch
  * @param {() => number} clock
- * @returns {Promise<number[]>}
+ * @returns {Promise<number[][]>}
  */
-export async function timeChoices(executor, dispatch, clock) {
+export async function timeRounds(executor, dispatch, clock) {
   const encoded = await executor.device.scoped(() =>
     dispatch.choices.map((choice) => executor.encoded(dispatch, choice)),
   );
@@ -99,20 +114,31 @@ export async function timeChoices(executor, dispatch, clock) {
     stream.program(Array(repeats).fill(item));
     stream.finish();
     await executor.fence();
-    return (clock() - begin) / repeats;
+    return Math.max(clock() - begin, LEAST_CLOCK) / repeats;
   };
   for (const item of encoded) await time(item, 1);
   /** @type {number[]} */
-  const best = [];
-  for (const item of encoded) best.push(await time(item, 1));
-  const quickest = Math.min(...best);
-  const repeats = Math.min(MOST_REPEATS, Math.max(1, Math.ceil(LEAST_SECONDS / Math.max(quickest, 1e-6))));
-  const hopeful = [...encoded.keys()].filter((index) => best[index] <= HOPELESS * quickest || repeats > 1);
-  for (const index of hopeful) best[index] = Number.POSITIVE_INFINITY;
+  const once = [];
+  for (const item of encoded) once.push(await time(item, 1));
+  const quickest = Math.min(...once);
+  const repeats = Math.min(MOST_REPEATS, Math.max(1, Math.ceil(LEAST_SECONDS / quickest)));
+  const rounds = [];
   for (let round = 0; round < ROUNDS; round++) {
-    for (const index of hopeful) best[index] = Math.min(best[index], await time(encoded[index], repeats));
+    const times = [];
+    for (const [index, item] of encoded.entries()) {
+      const hopeless = once[index] > HOPELESS * quickest && repeats === 1;
+      times.push(hopeless ? once[index] : await time(item, repeats));
+    }
+    rounds.push(times);
   }
-  return best;
+  return rounds;
+}
+
+/** @param {number[]} values */
+function median(values) {
+  const sorted = values.toSorted((a, b) => a - b);
+  const middle = sorted.length >> 1;
+  return sorted.length % 2 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2;
 }
 
 /** The remembered winners of one adapter and precision. */

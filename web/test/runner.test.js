@@ -515,14 +515,13 @@ describe("a lost device", () => {
 describe("failures", () => {
   test("a save that fails ends the run, and earlier checkpoints stay", async () => {
     const folder = new MemoryDirectory("run");
-    const { error, outcome } = await microRun({
-      folder,
-      place: {
-        room: async () => {
-          if ((await saved(folder)).length) throw new Error("the disk is full");
-        },
-      },
-    });
+    const checkpoints = await folder.directory("checkpoints");
+    const make = checkpoints.directory.bind(checkpoints);
+    checkpoints.directory = async (name) => {
+      if ((await saved(folder)).length) throw new Error("the disk is full");
+      return make(name);
+    };
+    const { error, outcome } = await microRun({ folder });
     assert.equal(outcome, null);
     assert.match(error?.message ?? "", /the disk is full/);
     assert.deepEqual(await saved(folder), ["step-00000005"]);

@@ -441,3 +441,15 @@ export async function withRunLock(name, work, locks = globalThis.navigator?.lock
     throw new ConfigError(`run ${repr(name)}: another tab is training it; close that tab, or choose another name`);
   });
 }
+
+/**
+ * Take a run's lock; what gives it back. Otherwise as `withRunLock`.
+ *
+ * @param {string} name
+ * @returns {Promise<() => void>}
+ */
+export function holdRunLock(name) {
+  return new Promise((taken, refused) => {
+    withRunLock(name, () => new Promise((release) => taken(() => release(undefined)))).catch(refused);
+  });
+}

@@ -44,7 +44,12 @@ import { HybridError, LimitExceeded } from "../errors.js";
  * @property {(name: string) => Promise<Directory>} directory a folder in it, made if it is not there
  */
 
-/** A folder with folders in it, such as that of a run. @typedef {WritableFolder & FolderTree} Directory */
+/**
+ * A folder with folders in it, such as that of a run. isStored: other tabs see it too, and it takes of the room that the
+ * browser gives this site.
+ *
+ * @typedef {WritableFolder & FolderTree & {isStored?: boolean}} Directory
+ */
 
 /** Bytes that are read or written at once where a whole file is copied. */
 export const PIECE_BYTES = 8 * 1024 * 1024;

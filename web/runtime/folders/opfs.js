@@ -51,6 +51,7 @@ export class OpfsDirectory {
   constructor(handle, name) {
     this.#handle = handle;
     this.name = name;
+    this.isStored = true;
   }
 
   list() {

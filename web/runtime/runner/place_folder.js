@@ -6,7 +6,8 @@
  * May import: errors, contracts, checkpoint, folders.
  */
 
-import { CheckpointStore } from "../checkpoint/store.js";
+import { askForPersistence, requireRoom } from "../checkpoint/room.js";
+import { CheckpointStore, holdRunLock } from "../checkpoint/store.js";
 import { repr } from "../contracts/names.js";
 import { isObject, isoTime } from "../contracts/values.js";
 import { ConfigError } from "../errors.js";
@@ -25,20 +26,26 @@ const MOST_BYTES = 64 * 1024 * 1024;
 const NOTHING_SAID = () => null;
 
 /**
- * watch: told of each event. stop: why a stop is wanted, or null. now: milliseconds since 1970. room: called with the
- * bytes of a save before it begins; throws where they are not free.
+ * watch: told of each event. stop: why a stop is wanted, or null. now: milliseconds since 1970. isLocked: the run's lock
+ * (`withRunLock`) is held already.
  *
  * @typedef {object} FolderRunOptions
  * @property {(kind: string, facts: Facts) => void} [watch]
  * @property {() => string | null} [stop]
  * @property {() => number} [now]
- * @property {(bytes: number) => Promise<void>} [room]
+ * @property {boolean} [isLocked]
  */
 
-/** Made by `open`. @implements {RunPlace} */
+/**
+ * Made by `open`, and released by `close`. A run in the browser's storage is locked meanwhile, so that no other tab trains
+ * in it, and asks for room before each save.
+ *
+ * @implements {RunPlace}
+ */
 export class FolderRunPlace {
   #folder;
   #now;
+  #unlock;
 
   /**
    * @param {Directory} folder
@@ -46,11 +53,14 @@ export class FolderRunPlace {
    * @param {Facts | null} facts
    * @param {Settings} config
    * @param {FolderRunOptions} options
+   * @param {() => void} unlock
    */
-  constructor(folder, checkpoints, facts, config, { watch = NOTHING_SAID, stop = NOTHING_SAID, now = Date.now, room }) {
+  constructor(folder, checkpoints, facts, config, options, unlock) {
+    const { watch = NOTHING_SAID, stop = NOTHING_SAID, now = Date.now } = options;
     const { keepLast, keepEvery } = config.checkpoint;
     this.#folder = folder;
     this.#now = now;
+    this.#unlock = unlock;
     this.location = folder.name;
     this.again = "start it again to go on";
     this.facts = facts;
@@ -58,7 +68,7 @@ export class FolderRunPlace {
       keepLast: keepLast || null,
       keepEvery: keepEvery || null,
       now,
-      room,
+      room: folder.isStored ? requireRoom : undefined,
     });
     this.metrics = new JsonLines(folder, "metrics.jsonl", "metrics.discarded.jsonl");
     this.validation = new JsonLines(folder, "validation.jsonl", "validation.discarded.jsonl");
@@ -71,11 +81,22 @@ export class FolderRunPlace {
    * @param {Settings} config resolved
    * @param {FolderRunOptions} [options]
    * @returns {Promise<FolderRunPlace>}
-   * @throws {ConfigError} when there is a run.json that cannot be read
+   * @throws {ConfigError} when there is a run.json that cannot be read, or another tab trains in it
    */
   static async open(folder, config, options = {}) {
-    const checkpoints = await folder.directory("checkpoints");
-    return new FolderRunPlace(folder, checkpoints, await readRunFile(folder), config, options);
+    let unlock = () => {};
+    if (folder.isStored) {
+      if (!options.isLocked) unlock = await holdRunLock(folder.name.split("/").at(-1) ?? folder.name);
+      // Only a page can ask; the page of a worker does it there. Whatever is promised, the run goes on.
+      askForPersistence().catch(() => {});
+    }
+    try {
+      const checkpoints = await folder.directory("checkpoints");
+      return new FolderRunPlace(folder, checkpoints, await readRunFile(folder), config, options, unlock);
+    } catch (error) {
+      unlock();
+      throw error;
+    }
   }
 
   /** @param {Facts} facts */
@@ -88,10 +109,14 @@ export class FolderRunPlace {
     await writeAll(this.#folder, RUN_FILE, text);
   }
 
-  /** Release the files. */
+  /** Release the files and the lock. */
   async close() {
-    await this.metrics.close();
-    await this.validation.close();
+    try {
+      await this.metrics.close();
+      await this.validation.close();
+    } finally {
+      this.#unlock();
+    }
   }
 }
 

@@ -8,6 +8,7 @@ import { stableJson } from "../../runtime/contracts/stable_json.js";
 import { describe } from "../../runtime/errors.js";
 import { readAll, writeAll } from "../../runtime/folders/folder.js";
 import { openOpfs } from "../../runtime/folders/opfs.js";
+import { FolderRunPlace } from "../../runtime/runner/place_folder.js";
 import { numbers, snapshot } from "./snapshots.js";
 
 /** @param {() => Promise<unknown>} work @returns {Promise<{name: string, message: string} | null>} what it throws */
@@ -176,6 +177,31 @@ export async function release() {
 /** @param {string} run */
 export async function tryLock(run) {
   return refusal(() => withRunLock(run, async () => {}));
+}
+
+/** A run's place while another one is open, is closed, and where whoever opens it holds the lock. @param {string} run */
+export async function placesOfOneRun(run) {
+  const config = { checkpoint: { keepLast: 0, keepEvery: 0 } };
+  const folder = await openOpfs(["runs", run]);
+  const first = await FolderRunPlace.open(folder, config);
+  const second = await refusal(() => FolderRunPlace.open(folder, config));
+  const app = await refusal(() => withRunLock(run, async () => {}));
+  await first.close();
+  const third = await withRunLock(run, () => FolderRunPlace.open(folder, config, { isLocked: true }));
+  await third.close();
+  const broken = await folder.create("run.json");
+  await broken.write(new TextEncoder().encode("{}"));
+  await broken.close();
+  const unreadable = await refusal(() => FolderRunPlace.open(folder, config));
+  return { second, app, unreadable, free: await refusal(() => withRunLock(run, async () => {})) };
+}
+
+/** Save in a run's place when there is room for little. @param {string} run */
+export async function placeWithoutRoom(run) {
+  const place = await FolderRunPlace.open(await openOpfs(["runs", run]), { checkpoint: { keepLast: 0, keepEvery: 0 } });
+  const full = await refusal(() => place.checkpoints.save(snapshot(7)));
+  await place.close();
+  return full;
 }
 
 /** A file that another writer has open. */
