@@ -21,6 +21,7 @@ BENCHMARKS: dict[str, list[str]] = {
     "step": ["step.py"],
     "tab_step": ["web/tab_step.py"],
     "page_load": ["web/page_load.py"],
+    "python_in_the_tab": ["web/python_step.py"],
     "shakespeare": ["shakespeare.py"],
 }
 
