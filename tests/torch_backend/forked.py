@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import hashlib
 import json
 import os
 import random
@@ -27,12 +28,15 @@ import torch._dynamo  # before forking: it takes seconds, and every optimizer of
 from hybrid.backends.torch.leading import LeadingSession, Orders, follow
 from hybrid.backends.torch.ranks import Ranks
 from hybrid.backends.torch.session import TorchSession
+from hybrid.data.batch import Batch
 from hybrid.errors import HybridError
+from hybrid.training.parity.contract import SHORT_STEPS
 from hybrid.training.parity.runtimes import session_arguments
 from hybrid.training.parity.workload import MODELS, Workload
 from hybrid.training.ranks import train_on_ranks
 from hybrid.training.signals import StopFlag
 from hybrid.training.start import Request, Services
+from parity.legs import load_state, save_state, train_steps
 from torch_backend import faults, saves
 from training.micro import micro_config
 
@@ -86,6 +90,77 @@ def faulty(folder: Path, name: str, phase: str, kind: str, rank: int) -> None:
     train(folder, name, 1000 if kind != "error" else 6, "checkpoint.every=2", "evaluation.every=2", *more)
 
 
+def elastic(folder: Path, name: str, count: int) -> None:
+    """A whole run; each rank writes down the rows with targets that it was given, in order."""
+    original = TorchSession.accumulate
+    told = (folder / f"{name}.rows.{os.environ['RANK']}").open("a", encoding="utf-8")
+
+    def accumulate(self: TorchSession, batch: Batch) -> None:
+        if self.ranks is not None and batch.target_tokens:  # not while it warms up
+            assert self._info is not None
+            told.write(json.dumps([self._info.data_step, hashlib.sha256(batch.ids.tobytes()).hexdigest()]) + "\n")
+            told.flush()
+        original(self, batch)
+
+    TorchSession.accumulate = accumulate  # type: ignore[method-assign]
+    train(folder, name, count, "evaluation.every=4", "evaluation.batches=5")
+
+
+def evaluations(folder: Path, name: str) -> None:
+    """What the ranks give for five batches, and what the first of them gives alone."""
+    work = Workload("llama", MODELS["llama"], 5, microbatch_size=2)
+    with Ranks(CPU) as ranks:
+        if ranks.rank:
+            follow(ranks)
+            return
+        orders = Orders(ranks)
+        session = LeadingSession(ranks, orders, work.model, **session_arguments(work))
+        batches = [batch for step in (1, 2, 3) for batch in work.microbatches(step)][:5]
+        together = [vars(found) for found in session.evaluate_all(batches)]
+        alone = [vars(session.inner.evaluate(batch)) for batch in batches]
+        (folder / f"{name}.json").write_text(json.dumps([together, alone]))
+        orders.give("end", None)
+
+
+def uncompiled(folder: Path, name: str) -> None:
+    """The compiler of rank 1 does not work; each rank writes what became of it."""
+    if os.environ["RANK"] == "1":
+
+        def broken(*arguments: Any, **options: Any) -> Any:
+            def call(*inputs: Any, **named: Any) -> Any:
+                raise RuntimeError("no compiler here")
+
+            return call
+
+        torch.compile = broken  # type: ignore[assignment]
+    else:
+        torch.compile = partial(torch.compile, backend="eager")
+    compile_, notes = TorchSession._compile, []  # type: ignore[var-annotated]
+
+    def watched(self: TorchSession, note: Any, ranks: Ranks | None) -> None:
+        compile_(self, notes.append, ranks)
+        (folder / f"{name}.{os.environ['RANK']}.json").write_text(json.dumps([self.mode, notes]))
+
+    TorchSession._compile = watched  # type: ignore[method-assign]
+    train(folder, name, 2, "backend.compile=true")
+
+
+def leg(folder: Path, name: str, model: str, first: int, count: int) -> None:
+    """Some steps of a parity workload, from the state in `name`.npz to the state and the results in `name`.done.npz."""
+    work = Workload(model, MODELS[model], SHORT_STEPS)
+    with Ranks(CPU) as ranks:
+        if ranks.rank:
+            follow(ranks)
+            return
+        orders = Orders(ranks)
+        session = LeadingSession(ranks, orders, work.model, **session_arguments(work))
+        session.import_state(load_state(folder / f"{name}.npz"))
+        results = train_steps(session, work, first, count)
+        save_state(folder / f"{name}.done.npz", session.export_state(), results)
+        orders.give("end", None)
+        session.close()
+
+
 def differing(folder: Path, name: str) -> None:
     """Rank 1 begins with other weights, and keeps them: DDP copies rank 0's when it is set up, so after that."""
     original = TorchSession.apply
@@ -117,7 +192,9 @@ def actions(folder: Path, name: str) -> None:
         (folder / f"{name}.{ranks.rank}.json").write_text(json.dumps(told))
 
 
-SCENARIOS = {f.__name__: f for f in (steps, train, other, faulty, differing, actions)}
+SCENARIOS = {
+    f.__name__: f for f in (steps, train, other, faulty, elastic, evaluations, uncompiled, leg, differing, actions)
+}
 SCENARIOS.update(saves.SCENARIOS)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -10,7 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hybrid.backends.torch.session import TorchSession
+from hybrid.data.batch import Batch
 from hybrid.errors import ConfigError
+from hybrid.training.metrics_log import read_rows
+from hybrid.training.parity.contract import CONTRACT
 from hybrid.training.parity.runtimes import torch as torch_runtime
 from hybrid.training.parity.workload import MODELS, Workload
 from torch_backend.jobs import ENVIRONMENT, SECONDS, job, run_jobs
@@ -60,18 +65,49 @@ def test_any_split_over_ranks_and_microbatches_gives_the_gradients_of_one(tmp_pa
 
 
 def test_a_run_goes_on_with_any_number_of_ranks(tmp_path: Path) -> None:
-    """Two ranks, then three, then one, against one rank all the way: the same samples, the same losses."""
-    outcomes = run_jobs(tmp_path, job("train", 2, "elastic", count=4), job("train", 3, "elastic", count=8))
-    assert set(outcomes["elastic"]["codes"]) == {0}, outcomes["elastic"]["errors"]
+    """Four ranks, then two, then three, against one process all the way: the same rows in the same order, the same
+    losses and evaluations."""
+    sizes = {4: 4, 2: 8, 3: 12}  # ranks: steps by then
+    outcome = run_jobs(tmp_path, *(job("elastic", size, count=count) for size, count in sizes.items()))["elastic"]
+    assert set(outcome["codes"]) == {0}, outcome["errors"]
     assert run_file(tmp_path, "elastic")["backend"]["worldSize"] == 3
-    settings = ("backend.name=torch", "backend.device=cpu", "data.microbatchSize=1")
-    run(tmp_path, *settings, "run.steps=12", run="elastic")
-    run(tmp_path, *settings, "run.steps=12", run="straight")
-    rows = [entries(tmp_path, name) for name in ("elastic", "straight")]
-    assert [row["step"] for row in rows[0]] == list(range(1, 13))
-    for a, b in zip(*rows, strict=True):
-        assert a["total_loss"] == pytest.approx(b["total_loss"], rel=1e-6)
-        assert a["supervised_token_count"] == b["supervised_token_count"]
+    straight, originally = [], TorchSession.accumulate
+
+    def accumulate(self: TorchSession, batch: Batch) -> None:
+        assert self._info is not None
+        straight.append([self._info.data_step, hashlib.sha256(batch.ids.tobytes()).hexdigest()])
+        originally(self, batch)
+
+    settings = ("backend.name=torch", "backend.device=cpu", "data.microbatchSize=1", "evaluation.every=4")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TorchSession, "accumulate", accumulate)
+        run(tmp_path, *settings, "evaluation.batches=5", "run.steps=12", run="straight")
+    lines = [(tmp_path / f"elastic.rows.{rank}").read_text().splitlines() if rank < 4 else [] for rank in range(4)]
+    rows = [json.loads(line) for of_rank in lines for line in of_rank]
+    assert sorted(rows, key=lambda row: row[0]) == straight[-12 * 4 :], "ranks one after the other, in each step"
+    limit = CONTRACT["loss"].limit
+    for ours, theirs in zip(*(entries(tmp_path, name) for name in ("elastic", "straight")), strict=True):
+        assert ours["total_loss"] == pytest.approx(theirs["total_loss"], rel=limit)
+        for key in ("step", "epoch", "batch", "lr", "supervised_token_count", "ignored_target_count"):
+            assert ours[key] == theirs[key]
+    both = [list(read_rows(tmp_path / name / "validation.jsonl")) for name in ("elastic", "straight")]
+    assert [row["targetTokens"] for row in both[0]] == [row["targetTokens"] for row in both[1]]
+    for ours, theirs in zip(*both, strict=True):
+        assert ours["step"] == theirs["step"] and ours["loss"] == pytest.approx(theirs["loss"], rel=limit)
+
+
+def test_evaluation_over_ranks_gives_the_bits_of_one(tmp_path: Path) -> None:
+    """Five batches over three ranks; and where one rank cannot compile, all of them train eagerly, and rank 0 says
+    which one and why."""
+    outcomes = run_jobs(tmp_path, job("evaluations", 3), job("uncompiled", 2))
+    assert set(outcomes["evaluations"]["codes"]) == {0}, outcomes["evaluations"]["errors"]
+    together, alone = json.loads((tmp_path / "evaluations.json").read_text())
+    assert len(together) == 5 and together == alone
+    assert outcomes["uncompiled"]["codes"] == [0, 0], outcomes["uncompiled"]["errors"]
+    note = "torch cannot compile this model here, training goes on without: no compiler here (rank 1)"
+    for rank in range(2):
+        assert json.loads((tmp_path / f"uncompiled.{rank}.json").read_text()) == ["eager", [note]]
+    assert run_file(tmp_path, "uncompiled")["backend"]["mode"] == "eager"
 
 
 def test_ranks_whose_weights_differ_after_the_first_step_are_stopped(tmp_path: Path) -> None:
