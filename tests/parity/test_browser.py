@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,7 @@ from hybrid.training.parity.mutants import MUTANTS, check_mutants
 from hybrid.training.parity.runtimes import SessionRuntime, float64, webgpu
 from hybrid.training.parity.workload import MODELS
 from parity.browser_runtime import browser
+from parity.legs import assert_relay_equals, relay_over_ranks
 from parity.traces import assert_all_pass, traces, workload
 
 pytestmark = pytest.mark.browser
@@ -59,6 +61,14 @@ def test_updates_agree_after_a_hundred_steps(tab: SessionRuntime, desktop: Sessi
     long = replace(workload(model), steps=checks.LONG_STEPS)
     compared = traces(long, "float64", "torch") | {"webgpu": desktop.train(long), "browser": tab.train(long)}
     assert_all_pass(list(checks.compare_updates(long, compared)))
+
+
+@pytest.mark.torch
+def test_a_relay_over_the_tab_and_torch_on_two_ranks_and_one_equals_the_straight_run(
+    tab: SessionRuntime, tmp_path: Path
+) -> None:
+    work = workload("llama")
+    assert_relay_equals(work, relay_over_ranks(tmp_path, work, lambda: tab.make(work)), tab.train(work))
 
 
 def test_every_mutant_is_noticed_in_the_tab(tab: SessionRuntime) -> None:

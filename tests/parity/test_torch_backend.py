@@ -4,6 +4,7 @@ one backend to the next."""
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +15,11 @@ from hybrid.training.parity.contract import CONTRACT, SHORT_STEPS
 from hybrid.training.parity.mutants import MUTANTS, check_mutants
 from hybrid.training.parity.runtimes import SessionRuntime, Trace, float64, open_runtimes, session_arguments, torch
 from hybrid.training.parity.workload import MODELS, Workload
+from parity.legs import assert_relay_equals, relay_over_ranks
 from parity.test_webgpu import assert_all_pass
 from parity.traces import trace, traces
+from torch_backend.jobs import job, run_jobs
+from training.micro import entries, run
 
 pytestmark = pytest.mark.torch
 
@@ -138,3 +142,30 @@ def test_a_relay_over_reference_torch_and_webgpu_equals_the_straight_run() -> No
     compared = {"relay": handed} | traces(work, "float64", "reference")
     rows = [*checks.compare_losses(work, compared, "loss"), *checks.compare_bookkeeping(work, compared)]
     assert_all_pass(rows)
+
+
+@pytest.mark.webgpu
+@pytest.mark.parametrize("model", ["llama", "looped"])
+def test_a_relay_over_webgpu_and_torch_on_two_ranks_and_one_equals_the_straight_run(model: str, tmp_path: Path) -> None:
+    work = workload(model)
+    handed = relay_over_ranks(tmp_path, work, lambda: open_session("webgpu", work))
+    straight = SessionRuntime("webgpu", lambda work: open_session("webgpu", work)).train(work)
+    assert_relay_equals(work, handed, straight)
+
+
+@pytest.mark.webgpu
+def test_a_whole_run_goes_from_webgpu_over_two_ranks_and_one_back_to_webgpu(tmp_path: Path) -> None:
+    """Through checkpoints on disk, with dropout; evaluated on the way."""
+    settings = ("evaluation.every=4", "data.microbatchSize=1")
+    run(tmp_path, "backend.name=webgpu", "run.steps=4", *settings, run="relay")
+    outcome = run_jobs(tmp_path, job("train", 2, "relay", count=8))["relay"]
+    assert outcome["codes"] == [0, 0], outcome["errors"]
+    run(tmp_path, "backend.name=torch", "backend.device=cpu", "run.steps=12", *settings, run="relay")
+    run(tmp_path, "backend.name=webgpu", "run.steps=16", *settings, run="relay")
+    run(tmp_path, "backend.name=webgpu", "run.steps=16", *settings, run="straight")
+    relayed, straight = (entries(tmp_path, name) for name in ("relay", "straight"))
+    assert [row["kernel_path"].split("-")[0] for row in relayed] == ["wgsl"] * 4 + ["torch"] * 8 + ["wgsl"] * 4
+    for ours, theirs in zip(relayed, straight, strict=True):
+        assert ours["total_loss"] == pytest.approx(theirs["total_loss"], rel=CONTRACT["loss"].limit)
+        for key in ("step", "epoch", "batch", "lr", "supervised_token_count", "optimizer_step"):
+            assert ours[key] == theirs[key]

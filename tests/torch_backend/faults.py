@@ -26,13 +26,13 @@ PHASES: dict[str, tuple[str, str, str, int]] = {
     "step": ("hybrid.backends.torch.session", "TorchSession", "accumulate", 7),
     "update": ("hybrid.backends.torch.session", "TorchSession", "apply", 3),
     "evaluation": ("hybrid.backends.torch.session", "TorchSession", "evaluate", 1),
+    "writing": ("torch.distributed.checkpoint.hf_storage", "HuggingFaceStorageWriter", "write_data", 1),
     # ---
     "settings": ("torch_backend.forked", "", "micro_config", 1),
     "reading": ("hybrid.training.start", "", "prepare", 1),
     "loading": ("hybrid.data.loader", "DataLoader", "step", 3),
     "logging": ("hybrid.training.metrics_log", "JsonLines", "append", 3),
     "export": ("hybrid.training.saving", "Saver", "save", 1),
-    "writing": ("hybrid.checkpoint.store", "CheckpointStore", "save", 1),
 }
 
 
