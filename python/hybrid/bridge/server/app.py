@@ -10,6 +10,7 @@ from typing import Annotated, Any, Protocol
 from fastapi import FastAPI, Path, Request
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import RedirectResponse, Response
+from fastapi.routing import APIRoute
 from starlette.requests import ClientDisconnect
 
 from hybrid import __version__
@@ -20,12 +21,13 @@ from hybrid.bridge.server.hub import Hub
 from hybrid.bridge.server.imports import Imports
 from hybrid.bridge.server.planning import plan_settings_of
 from hybrid.bridge.server.plans import PlanShelf, profile_of
-from hybrid.bridge.server.refusals import answer_errors, error_facts, json_response
-from hybrid.bridge.server.routes_runs import run_routes
-from hybrid.bridge.server.routes_uploads import upload_routes
+from hybrid.bridge.server.refusals import Refusal, answer_errors, error_facts, json_response, refusal_response
+from hybrid.bridge.server.routes_runs import add_run_routes
+from hybrid.bridge.server.routes_uploads import add_upload_routes
 from hybrid.bridge.server.runs import NAME, RunFolders
 from hybrid.bridge.server.stores import find_store, list_stores
 from hybrid.bridge.server.uploads import PIECE_BYTES
+from hybrid.errors import HybridError
 
 MOST_BYTES = PIECE_BYTES  # of any request's body
 INDEX = "index.html"
@@ -57,9 +59,13 @@ def serve_app(
             log.error("%s %s failed", request.method, request.url.path, exc_info=error)
         return json_response({"error": error_facts(error)}, HTTPStatus.INTERNAL_SERVER_ERROR)
 
+    async def wrong_method(request: Request, error: Exception) -> Response:
+        return _method_refused(app, request)
+
     app.add_exception_handler(Exception, broken)
-    app.include_router(run_routes(folders, hub))
-    app.include_router(upload_routes(imports))
+    app.add_exception_handler(HTTPStatus.METHOD_NOT_ALLOWED, wrong_method)
+    add_run_routes(app, folders, hub)
+    add_upload_routes(app, imports)
 
     @app.get("/api/server", response_model=answers.ServerFacts, responses=errors(), summary="This server")
     def server() -> Response:
@@ -123,7 +129,24 @@ def _add_pages(app: FastAPI, page: Page, watch: Folder | None) -> None:
 
     @app.api_route("/{path:path}", methods=read, include_in_schema=False)
     def page_file(request: Request, path: str) -> Response:
+        if path.startswith("api/") and _methods(app, request):
+            return _method_refused(app, request)
         return page.send(request, path or INDEX)
+
+
+def _method_refused(app: FastAPI, request: Request) -> Response:
+    methods = ", ".join(_methods(app, request) or ("GET", "HEAD"))
+    error = HybridError(f"{request.method} is none of what this address knows: {methods}")
+    return refusal_response(Refusal(HTTPStatus.METHOD_NOT_ALLOWED, error, headers={"Allow": methods}))
+
+
+def _methods(app: FastAPI, request: Request) -> list[str]:
+    """What the address of a request knows, below `api/`."""
+    path, found = request.url.path, set[str]()
+    for route in app.routes:
+        if isinstance(route, APIRoute) and route.path.startswith("/api/") and route.path_regex.match(path):
+            found |= route.methods or set()
+    return sorted(found)
 
 
 def openapi(app: FastAPI) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path as Folder
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Header, Path, Query, Request
+from fastapi import FastAPI, Header, Path, Query, Request
 from fastapi.responses import Response, StreamingResponse
 
 from hybrid.bridge.server import answers, runs
@@ -40,19 +40,17 @@ Name = Annotated[str, Path(pattern=FILE_NAME)]
 Fields = Annotated[str | None, Query(pattern=FIELDS, description="only these fields of the metrics rows, `a,b,c`")]
 
 
-def run_routes(folders: RunFolders, hub: Hub) -> APIRouter:
-    router = APIRouter()
-
-    @router.get("/api/runs", response_model=answers.Runs, responses=errors(), summary="All runs")
+def add_run_routes(app: FastAPI, folders: RunFolders, hub: Hub) -> None:
+    @app.get("/api/runs", response_model=answers.Runs, responses=errors(), summary="All runs")
     def list_runs() -> Response:
         return json_response({"runs": folders.summaries()})
 
-    @router.get("/api/runs/{run}", response_model=answers.Run, responses=errors(404), summary="One run")
+    @app.get("/api/runs/{run}", response_model=answers.Run, responses=errors(404), summary="One run")
     def show_run(run: RunName) -> Response:
         folder = folders.find(run)
         return json_response({"run": runs.summary(folder), "facts": finite(runs.run_facts(folder)[0])})
 
-    @router.get(
+    @app.get(
         "/api/runs/{run}/metrics", response_model=answers.Rows, responses=errors(404),
         summary="Rows of metrics.jsonl or validation.jsonl, in step order",
     )  # fmt: skip
@@ -68,7 +66,7 @@ def run_routes(folders: RunFolders, hub: Hub) -> APIRouter:
         rows = [only(row, _names(fields)) for row in found[:limit]]
         return json_response({"rows": rows, "next": rows[-1]["step"] if len(found) > limit else None})
 
-    @router.get(
+    @app.get(
         "/api/runs/{run}/events", response_class=answers.Nothing, responses={**EVENTS, **errors(404)},
         summary="What happens in a run, as server-sent events",
     )  # fmt: skip
@@ -82,7 +80,7 @@ def run_routes(folders: RunFolders, hub: Hub) -> APIRouter:
         at = Cursor.parse(last_event_id if last_event_id is not None else lastEventId)
         return StreamingResponse(_stream(hub, folder, at, _names(fields)), media_type=STREAM)
 
-    @router.get(
+    @app.get(
         "/api/compare", response_model=answers.Comparison, responses=errors(404),
         summary="Rows of several runs, aligned by step, and the settings in which they differ",
     )  # fmt: skip
@@ -94,7 +92,7 @@ def run_routes(folders: RunFolders, hub: Hub) -> APIRouter:
         found = [folders.find(name) for name in run]
         return json_response(finite(compare(found, fields.split(","), points)))
 
-    @router.get(
+    @app.get(
         "/api/runs/{run}/checkpoints", response_model=answers.Checkpoints, responses=errors(404),
         summary="The checkpoints of a run",
     )  # fmt: skip
@@ -108,12 +106,11 @@ def run_routes(folders: RunFolders, hub: Hub) -> APIRouter:
         return send_file(request, folder, f"{checkpoint}/{file}")
 
     for method in ("GET", "HEAD"):
-        router.add_api_route(
+        app.add_api_route(
             "/api/runs/{run}/checkpoints/{checkpoint}/{file}", checkpoint_file, methods=[method],
             name=f"{method.lower()}_checkpoint_file", responses=file_answers(), response_class=answers.Nothing,
             summary="A file of a checkpoint, whole or one range of it",
         )  # fmt: skip
-    return router
 
 
 def finite(value: Any) -> Any:
