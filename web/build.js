@@ -30,6 +30,15 @@ export function bundleApp(write) {
 }
 
 /**
+ * The page that watches the runs of the machine that serves it.
+ *
+ * @param {boolean} write to `dist/watch/`; otherwise the files are only returned
+ */
+export function bundleWatch(write) {
+  return bundled(["app/watch.js", "app/watch.css"], "dist/watch", write);
+}
+
+/**
  * @param {string[]} entryPoints
  * @param {string} outdir
  * @param {boolean} write
@@ -60,13 +69,16 @@ if (process.argv[1] === fileURLToPath(import.meta.url)) {
   }
   await bundle(true);
   await bundleApp(true);
+  await bundleWatch(true);
   const files = {
-    "launch/launch.html": "launch.html",
-    "launch/icon.svg": "icon.svg",
-    "app/app.html": "app/index.html",
+    "launch.html": "launch/launch.html",
+    "icon.svg": "launch/icon.svg",
+    "app/index.html": "app/app.html",
     "app/icon.svg": "app/icon.svg",
+    "watch/index.html": "app/watch.html",
+    "watch/icon.svg": "app/icon.svg",
   };
-  for (const [from, to] of Object.entries(files)) {
+  for (const [to, from] of Object.entries(files)) {
     await copyFile(new URL(from, import.meta.url), new URL(`dist/${to}`, import.meta.url));
   }
 }

@@ -136,3 +136,17 @@ export function rateChart(element) {
     { rate: fromZero, norm: fromZero },
   );
 }
+
+/**
+ * The losses of several runs, told apart by colour and dashes.
+ *
+ * @param {HTMLElement} element
+ * @param {readonly string[]} colours names of custom properties
+ */
+export function linesChart(element, colours) {
+  const dashes = [[], [8, 4], [2, 3]];
+  const lines = colours.map((name, index) => line(name, { dash: dashes[index % dashes.length] }));
+  return new Chart(element, lines, [axis({ size: 44, values: (_, all) => all.map(short) })], {
+    y: { range: (_, least, most) => (least === null ? [0, 1] : uPlot.rangeNum(least, most, 0.08, false)) },
+  });
+}
