@@ -131,6 +131,10 @@ def test_the_panel_trains_a_changed_block_and_says_where_a_script_is_wrong(
         app.press("Stop")
         assert app.wait("#script-status:text-matches('^Ended')") == "Ended: no step reported."
         assert app.do(lambda page: page.locator("#script-wrong").is_hidden())
+        app.do(lambda page: page.reload())
+        app.ready()
+        app.do(lambda page: page.get_by_text("Python: change the model itself").click())
+        assert app.do(lambda page: page.get_by_label("Script").input_value()).endswith("sleep(60)"), "it is kept"
         app.do(lambda page: page.get_by_label("Script").focus())
         app.do(lambda page: page.keyboard.press("Tab"))
         assert app.do(lambda page: page.evaluate("document.activeElement.id")) == "script-run", "Tab goes on"

@@ -64,11 +64,20 @@ export function keptPlanner(planner, kept, version) {
   return async (settings, profile) => {
     const name = await planName(settings, profile, version);
     const old = await kept.open(name);
-    if (old && (await old.size(PLAN)) !== null) return { folder: forRun(old, settings) };
+    if (old && (await isWhole(old))) return { folder: forRun(old, settings) };
     const found = await planner(settings, profile);
     if (found) await keep(kept, name, /** @type {Folder} */ (found.folder)).catch(() => {}); // no room: it is compiled again
     return found;
   };
+}
+
+/** @param {Folder} plan */
+async function isWhole(plan) {
+  if ((await plan.size(PLAN)) === null) return false;
+  return needs(plan).then(
+    () => true,
+    () => false,
+  );
 }
 
 /**

@@ -7,6 +7,7 @@ import { button, element, show } from "./page.js";
 /** @import { Site } from "./planner.js" */
 
 const LINES = 500; // kept on the page
+const KEPT = "hybrid.script"; // where this browser keeps what somebody wrote
 const STEPS_SPOKEN = 10; // a status that changes with every step would be spoken with every step
 
 export class ScriptView {
@@ -22,9 +23,13 @@ export class ScriptView {
   constructor({ run, stop }) {
     for (const { title } of EXAMPLES) this.#example.append(new Option(title));
     this.#example.addEventListener("change", () => {
+      const own = !EXAMPLES.some(({ source }) => source === this.#source.value);
+      if (own && !confirm("Replace your script by the example?")) return;
       this.#source.value = EXAMPLES[this.#example.selectedIndex].source;
+      keep(null);
     });
-    this.#source.value = EXAMPLES[0].source;
+    this.#source.addEventListener("input", () => keep(this.#source.value));
+    this.#source.value = kept() ?? EXAMPLES[0].source;
     button("script-run").disabled = true;
     button("script-run").addEventListener("click", () => {
       this.#begin();
@@ -95,5 +100,23 @@ export class ScriptView {
     if (traceback) this.line(traceback);
     element("script-wrong").hidden = false;
     show("script-error", message);
+  }
+}
+
+function kept() {
+  try {
+    return localStorage.getItem(KEPT);
+  } catch {
+    return null; // storage is refused here
+  }
+}
+
+/** @param {string | null} source */
+function keep(source) {
+  try {
+    if (source === null) localStorage.removeItem(KEPT);
+    else localStorage.setItem(KEPT, source);
+  } catch {
+    // refused, or full: it lasts as long as the page does
   }
 }

@@ -210,8 +210,8 @@ export class SetupView {
     }
     const about = `${parameters(count)} parameters.`;
     if (this.#measured.key === key && this.#measured.needs) return this.#show(this.#measured.needs, `${about} `);
+    if (!this.#abilities) return show("fit", about);
     show("fit", `${about} Its plan is being compiled.`);
-    if (!this.#abilities) return;
     this.#settling = setTimeout(() => {
       this.#measured = { key, needs: null };
       this.#measure({ key, shape, precision });
