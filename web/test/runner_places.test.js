@@ -3,6 +3,7 @@
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
 
+import { ConfigError } from "../runtime/errors.js";
 import { writeAll } from "../runtime/folders/folder.js";
 import { MemoryDirectory } from "../runtime/folders/memory.js";
 import { readJob } from "../runtime/runner/job.js";
@@ -96,6 +97,55 @@ test("a job of another format or version is refused", () => {
   );
   assert.throws(() => readJob([]), /job: format None version None/);
 });
+
+test("a job whose members are missing or of another kind is refused by name, never half understood", () => {
+  const good = microJob();
+  const withResume = {
+    ...good,
+    resume: { name: "step-00000005", step: 5, sequence: 1, checkpointHash: "a".repeat(64) },
+  };
+  assert.equal(readJob(good), good);
+  assert.equal(readJob(withResume), withResume);
+  const odd = [undefined, -1, 1.5, "7", [], [7], {}, true, 2 ** 60, "x".repeat(1000)];
+  let refused = 0;
+  for (const path of members(withResume)) {
+    for (const value of odd) {
+      /** @type {any} */
+      const job = structuredClone(withResume);
+      const last = /** @type {string} */ (path.at(-1));
+      const owner = path.slice(0, -1).reduce((inner, name) => inner[name], job);
+      if (value === undefined) delete owner[last];
+      else owner[last] = value;
+      try {
+        readJob(job);
+      } catch (error) {
+        assert.ok(error instanceof ConfigError, `${path}: ${error}`);
+        assert.match(error.message, /^job: /);
+        refused++;
+      }
+    }
+  }
+  assert.ok(refused > 300, `${refused}`);
+  for (const member of [
+    "config",
+    "steps",
+    "runId",
+    "fingerprints",
+    "hashes",
+    "resumeAudits",
+    "checkpointFiles",
+    "resume",
+  ]) {
+    assert.throws(() => readJob({ ...good, [member]: undefined }), new RegExp(`job: ${member}.* is None: expected`));
+  }
+  assert.throws(() => readJob(JSON.parse('{"format":"hybrid.job","version":1,"__proto__":{"steps":1}}')), /job: steps/);
+});
+
+/** Paths of all members of an object, and of those of its members. @param {any} value @returns {string[][]} */
+function members(value) {
+  if (typeof value !== "object" || value === null) return [];
+  return Object.keys(value).flatMap((name) => [[name], ...members(value[name]).map((path) => [name, ...path])]);
+}
 
 /**
  * A server that keeps what it is told. fail: asked before each request; may throw, or answer in its place.

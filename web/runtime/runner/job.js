@@ -65,19 +65,76 @@ const MOST_STEPS_BETWEEN_READBACKS = 128; // half of the rows in a session's met
  * @property {number} [lastValidation] the newest step with a validation row
  */
 
+const HASH = /^[0-9a-f]{64}$/;
+/** @typedef {(value: any) => boolean} Check */
+/** @type {Record<string, [expected: string, check: Check]>} */
+const KINDS = {
+  count: ["a whole number of at least 0", (value) => Number.isSafeInteger(value) && value >= 0],
+  positive: ["a whole number of at least 1", (value) => Number.isSafeInteger(value) && value >= 1],
+  number: ["a number", Number.isFinite],
+  flag: ["true or false", (value) => typeof value === "boolean"],
+  text: ["a text", (value) => typeof value === "string"],
+  hash: ["64 hexadecimal digits", (value) => HASH.test(value)],
+  object: ["an object", isObject],
+  list: ["a list of objects", (value) => Array.isArray(value) && value.every(isObject)],
+};
+// What the loop relies on, by kind; a question mark: or null. The configuration itself was checked by who made the job.
+const MEMBERS = {
+  positive:
+    "steps limit? trainSamples parameters config.run.steps? config.run.epochs config.run.logEvery resume.sequence " +
+    "config.data.sequenceLength config.data.batchSize config.data.microbatchSize?",
+  count:
+    "lastSequence config.run.seed config.checkpoint.every config.checkpoint.keepLast config.checkpoint.keepEvery " +
+    "config.evaluation.every config.sampling.every config.backend.maxRecoveries resume.step",
+  number: "config.run.maxHours? config.objective.zLoss",
+  flag: "config.telemetry.alerts.failOnAlert",
+  text:
+    "runId config.run.name config.objective.type config.backend.deviceProfile config.precision.type resume.name " +
+    "checkpointFiles.config.json checkpointFiles.generation_config.json",
+  object:
+    "config.optimizer config.schedule config.lossScaling fingerprints.dataset fingerprints.tokenizer " +
+    "fingerprints.contract fingerprints.contract.data fingerprints.contract.run hashes provenance?",
+  hash:
+    "fingerprints.dataset.fingerprint hashes.configHash? hashes.datasetHash? hashes.tokenizerHash? " +
+    "hashes.optimizerHash? resume.checkpointHash",
+  list: "resumeAudits",
+};
+
 /**
  * @param {unknown} document
  * @returns {Job}
- * @throws {ConfigError} for a document that is no job of this version
+ * @throws {ConfigError} for a document that is no job of this version, naming what is wrong
  */
 export function readJob(document) {
-  const { format, version } = isObject(document) ? document : { format: undefined, version: undefined };
+  const { format, version, resume } = isObject(document) ? document : {};
   if (format !== FORMAT || version !== VERSION) {
     throw new ConfigError(
       `job: format ${repr(format)} version ${repr(version)}; this program reads ${repr(FORMAT)} version ${VERSION}`,
     );
   }
+  for (const [kind, names] of Object.entries(MEMBERS)) {
+    const [expected, check] = KINDS[kind];
+    for (const name of names.split(" ")) {
+      const path = name.replace("?", "");
+      if (path.startsWith("resume.") && resume === null) continue;
+      const value = member(document, path);
+      if (check(value) || (value === null && path !== name)) continue;
+      throw new ConfigError(
+        `job: ${path} is ${repr(value, 80)}: expected ${expected}${path === name ? "" : ", or null"}`,
+      );
+    }
+  }
   return /** @type {Job} */ (/** @type {unknown} */ (document));
+}
+
+/** @param {any} value @param {string} path of its members; the names of files have points of their own */
+function member(value, path) {
+  const [first, ...rest] = path.split(".");
+  const names = first === "checkpointFiles" ? [first, rest.join(".")] : [first, ...rest];
+  return names.reduce(
+    (inner, name) => (isObject(inner) && Object.hasOwn(inner, name) ? inner[name] : undefined),
+    value,
+  );
 }
 
 /**
