@@ -71,17 +71,16 @@ def hash_of(state: SessionState | SpreadState, manifest: Manifest) -> str:
     )
 
 
-def opened(folder: Path) -> list[tuple[str, str]]:
-    """From now on, what this process opens below `folder`: mode and path, as far as the interpreter knows."""
-    seen: list[tuple[str, str]] = []
+def opened(folder: Path) -> list[tuple[bool, Path]]:
+    """From now on, what this process opens below `folder`: whether to write, and the path; as far as the interpreter
+    knows."""
+    seen: list[tuple[bool, Path]] = []
 
     def hear(event: str, arguments: tuple[Any, ...]) -> None:
-        if (
-            event == "open"
-            and isinstance(arguments[0], (str, os.PathLike))
-            and str(arguments[0]).startswith(str(folder))
-        ):
-            seen.append((str(arguments[1]), str(arguments[0])))
+        if event == "open" and isinstance(arguments[0], (str, os.PathLike)):
+            path = Path(arguments[0])
+            if folder in path.parents:
+                seen.append((bool(arguments[2] & (os.O_WRONLY | os.O_RDWR)), path))
 
     sys.addaudithook(hear)
     return seen
@@ -104,6 +103,8 @@ def saving(folder: Path, name: str, **settings: Any) -> None:
     """Two steps, a save, and two more steps while it is held up. Each rank tells what it wrote, and how much memory it
     took; rank 0 saves the same state as one process would, for comparison."""
     shards.FILE_BYTES = FILE_BYTES
+    if settings.get("sharding") == "hybrid":  # two ranks are a node
+        os.environ.update(LOCAL_RANK=str(rank() % 2), LOCAL_WORLD_SIZE="2")
     gate, told = folder / f"{name}.gate", folder / f"{name}.{rank()}.json"
     facts: dict[str, Any] = {}
     seen = opened(folder / name)
@@ -149,22 +150,22 @@ def saving(folder: Path, name: str, **settings: Any) -> None:
             together.discard(pieces)
             orders.give("end", {})
     facts["most"] = facts["most"]()
-    facts["written"] = sorted({Path(path).name for mode, path in seen if mode not in ("r", "rb")})
+    facts["written"] = sorted({path.name for writes, path in seen if writes})
     told.write_text(json.dumps(facts))
 
 
-def loading(folder: Path, name: str, run: str, **settings: Any) -> None:
-    """A checkpoint into a session of these ranks, and out again: rank 0 tells its hash then."""
+def loading(folder: Path, name: str, **settings: Any) -> None:
+    """The newest checkpoint of a run into a session of these ranks, and out again: rank 0 tells its hash then."""
     facts: dict[str, Any] = {}
     work = Workload(name, MODEL, 1, microbatch_size=1)
-    seen = opened(folder / run)
+    seen = opened(folder / name)
     with Ranks(CPU) as ranks:
         if rank():
             follow(ranks)
         else:
             orders = Orders(ranks)
             session = LeadingSession(ranks, orders, work.model, **{**session_arguments(work), **settings})
-            store = CheckpointStore(folder / run)
+            store = CheckpointStore(folder / name)
             found = store.latest()
             assert found is not None
             stream = CheckpointStream(found.path)
@@ -175,14 +176,13 @@ def loading(folder: Path, name: str, run: str, **settings: Any) -> None:
             ):
                 stream.pour(fill)
             facts["most"] = most()
-            facts["opened"] = sum(Path(path).name == "optimizer.safetensors" for _, path in seen)
-            pieces = CheckpointStore(folder / name).incoming(2)
+            pieces = CheckpointStore(folder / f"{name}-again").incoming(2)
             state = session.export_pieces(pieces, "saving")
             facts["hash"] = hash_of(state, manifest)
             state.close()
             orders.give("end", {})
-    facts["others opened"] = [path for _, path in seen] if rank() else []
-    (folder / f"{name}.{rank()}.json").write_text(json.dumps(facts))
+    facts["opened"] = [path.name for _, path in seen if not path.name.startswith("shard-")]
+    (folder / f"{name}.loaded-{os.environ['WORLD_SIZE']}.{rank()}.json").write_text(json.dumps(facts))
 
 
 def save_fails(folder: Path, name: str, kind: str) -> None:
@@ -192,6 +192,7 @@ def save_fails(folder: Path, name: str, kind: str) -> None:
     from torch_backend import forked
 
     calls = [0]
+    start: Any = shards.Shards.start
     original: Any = HuggingFaceStorageWriter.write_data
     blocks: Any = PiecedTensor.blocks
 
@@ -207,11 +208,17 @@ def save_fails(folder: Path, name: str, kind: str) -> None:
             threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
         return original(self, *arguments)
 
+    def lonely_start(self: shards.Shards, state: Any, pieces: Path, what: str) -> Any:
+        under_way = [path.name for path in pieces.parent.iterdir() if path.name.startswith(".tmp-")]
+        assert rank() or under_way == [pieces.name]
+        return start(self, state, pieces, what)
+
     def late_blocks(self: PiecedTensor) -> Any:
         if kind == "reader" and calls[0] == 2 and self.name.startswith("moment1"):
             os.kill(os.getpid(), signal.SIGKILL)
         return blocks(self)
 
+    shards.Shards.start = lonely_start  # type: ignore[method-assign]
     HuggingFaceStorageWriter.write_data = write_data  # type: ignore[method-assign]
     PiecedTensor.blocks = late_blocks  # type: ignore[method-assign]
     forked.train(folder, name, 1000 if kind == "stop" else 6, "checkpoint.every=2")

@@ -122,16 +122,15 @@ def stage(state: Mapping[str, Tensor], rank: int, size: int) -> dict[str, Piece]
 
 def _own_rows(name: str, tensor: Tensor, rank: int, size: int) -> tuple[int, Tensor]:
     """The first of the rows that this rank writes, and a view of them."""
-    tensor = tensor.detach()
     if not isinstance(tensor, DTensor):
-        return _part(0, tensor, rank, size)
+        return _part(0, tensor.detach(), rank, size)
     mesh, copies, index = tensor.device_mesh, 1, 0
     for dimension, (placement, place) in enumerate(zip(tensor.placements, mesh.get_coordinate() or (), strict=True)):
         if placement.is_replicate():
             copies, index = copies * mesh.size(dimension), index * mesh.size(dimension) + place
         elif not placement.is_shard(0):
             raise ConfigError(f"tensor {name!r} is placed as {placement}: a checkpoint is made of whole rows")
-    local = tensor.to_local()
+    local = tensor.to_local().detach()
     chunks = tensor.__create_chunk_list__() if len(local) else []  # type: ignore[no-untyped-call]
     return _part(chunks[0].offsets[0], local, index, copies) if chunks else (0, local)
 
