@@ -38,6 +38,7 @@ from hybrid.training.signals import StopFlag
 from hybrid.training.start import Request, Services
 from parity.legs import load_state, save_state, train_steps
 from torch_backend import faults, saves
+from torch_backend.sharded import compile_once, sharded
 from training.micro import micro_config
 
 CPU = torch.device("cpu")
@@ -195,7 +196,7 @@ def actions(folder: Path, name: str) -> None:
 SCENARIOS = {
     f.__name__: f for f in (steps, train, other, faulty, elastic, evaluations, uncompiled, leg, differing, actions)
 }
-SCENARIOS.update(saves.SCENARIOS)
+SCENARIOS.update(saves.SCENARIOS, sharded=sharded)
 
 
 def _rank(folder: Path, job: dict[str, Any], rank: int, port: int, errors: Path) -> int:
@@ -281,7 +282,10 @@ def _run(folder: Path, jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    wanted = json.load(sys.stdin)
+    if any("compiled" in str(one["arguments"]) for one in wanted):
+        compile_once()
     torch.compile(torch.neg, backend="eager")(torch.zeros(1))  # what that imports, the ranks need not
     gc.collect()
     gc.freeze()  # nor look at, and so copy, what is there already
-    print(json.dumps(_run(Path(sys.argv[1]), json.load(sys.stdin))))
+    print(json.dumps(_run(Path(sys.argv[1]), wanted)))

@@ -54,12 +54,12 @@ def size_of(config: RunConfig, vocabulary_size: int = 1) -> Size:
     return Size(
         parameters=count_parameters(model),
         scores=model.heads // max(model.kv_heads, 1) * data.sequence_length**2 * 4,
-        activations=rows * _kept_a_row(model, config.backend.recompute is True) * item,
+        activations=rows * kept_a_row(model, config.backend.recompute is True) * item,
         batches=data.batch_size * data.sequence_length * steps_ahead * TOKEN_BYTES,
     )
 
 
-def _kept_a_row(model: ModelConfig, recompute: bool) -> int:
+def kept_a_row(model: ModelConfig, recompute: bool) -> int:
     """Elements that the forward part keeps for the backward part, for each token: the input of each block, and inside
     it queries, values, the output of attention, and the hidden layer twice."""
     inside = 0 if recompute else 2 * model.heads * model.head_width + 2 * model.feed_forward_width

@@ -353,6 +353,10 @@ class BackendSection(Section):
     """Where torch computes. auto: on CUDA if there is a device, else on the CPU."""
     compile: bool | None = None
     """Let torch compile each layer before the first step. null: on CUDA."""
+    sharding: Literal["auto", "none", "full", "hybrid"] = "auto"
+    """How several torch processes hold weights, gradients and moments. none: each has all of them. full: each has a
+    part. hybrid: each node has all of them, in parts. auto: none where that fits a device with room to spare, else
+    hybrid on several nodes if a node is enough, else full."""
     max_recoveries: Whole = 3
     """How often a lost device is replaced before the run fails."""
 

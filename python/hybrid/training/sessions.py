@@ -82,6 +82,7 @@ def torch_settings(config: RunConfig) -> dict[str, Any]:
         "device": config.backend.device,
         "numerics": config.precision.numerics,
         "compiled": config.backend.compile,
+        "sharding": config.backend.sharding,
     }
 
 

@@ -34,7 +34,7 @@ SHARING = "sharing the state"
 
 
 class LeadingSession:
-    """Implements `backends.protocol.TrainingSession` on rank 0. Sampling happens there alone."""
+    """Implements `backends.protocol.TrainingSession` on rank 0. Without shards, sampling happens there alone."""
 
     def __init__(
         self,
@@ -106,11 +106,22 @@ class LeadingSession:
         return _evaluate(self.ranks, self.inner, share, batches)[: len(batches)]
 
     def generate(self, prompt: list[int], options: GenerateOptions) -> Iterator[int]:
-        return self.inner.generate(prompt, options)
+        if not self.inner.layout.sharded:
+            return self.inner.generate(prompt, options)
+        return self.inner.generate_with(self._decode, prompt, options)
+
+    def _decode(self, ids: list[int], start: int) -> NDArray[np.float32]:
+        self.orders.give("decode", ids, start)
+        with self.ranks.together("sampling"):
+            return self.inner.decode(ids, start)
 
     def export_state(self) -> SessionState:
         self._applied("export_state")
-        return self.inner.export_state()
+        if not self.inner.layout.sharded:
+            return self.inner.export_state()
+        self.orders.give("export")
+        with self.ranks.together("export"):
+            return self.inner.export_state()
 
     def export_pieces(self, folder: Path, what: str) -> SpreadState:
         """See `backends.protocol.SpreadSession`. Every rank copies its part now, and writes it later."""
@@ -157,7 +168,7 @@ class LeadingSession:
             raise RuntimeError(f"{action}: step {self._info.data_step} is under way; apply it first")
 
     def describe(self) -> dict[str, Any]:
-        return {**self.inner.describe(), "worldSize": self.ranks.size, "parallel": "ddp"}
+        return self.inner.describe()
 
     def memory(self) -> dict[str, int]:
         """Of this rank; the others need as much."""
@@ -227,10 +238,16 @@ def _follow(ranks: Ranks, note: Callable[[str], None], saves: ExitStack) -> Any:
             session.apply()
             session.poll_metrics()
             _compare_once(ranks, session)
-        elif name == "save":
-            shards.start(session.sharded_state(), Path(content[0]), content[1])
         elif name == "evaluate":
             _evaluate(ranks, session, content[0], None)
+        elif name == "decode":
+            with ranks.together("sampling"):
+                session.decode(*content)
+        elif name == "export":
+            with ranks.together("export"):
+                session.help_export()
+        elif name == "save":
+            shards.start(session.sharded_state(), Path(content[0]), content[1])
         elif name == "import":
             _fill(ranks, session, *content)
 

@@ -20,6 +20,7 @@ from hybrid.models.parameters import DecoderParameters, parameter_specs, paramet
 from hybrid.ops import Linear, Norm, Ops, Table
 
 Result = TypeVar("Result")
+Change = Callable[[nn.Parameter], Tensor]
 
 
 class Leaf(nn.Module):
@@ -27,8 +28,13 @@ class Leaf(nn.Module):
 
     def __init__(self, leaf: Linear | Norm | Table) -> None:
         super().__init__()
+        self._kind = type(leaf)
         for field in fields(leaf):
             self.register_parameter(field.name, getattr(leaf, field.name))
+
+    def tensors(self, change: Change = lambda parameter: parameter) -> Any:
+        """The leaf with the tensors that this module holds now, or what `change` makes of them."""
+        return self._kind(**{name: None if p is None else change(p) for name, p in self._parameters.items()})
 
 
 class Unit(nn.Module):
@@ -36,22 +42,49 @@ class Unit(nn.Module):
 
     recompute: run the block again in the backward pass instead of keeping what it computed; "selective" keeps the
     products of matrices and attention, which are most of its work and less than half of its memory.
+    compiled: what runs the block when gradients are wanted. It gets plain tensors, no modules: so whatever wraps the
+    unit is outside the compiled code, and one code serves all units of equal shape.
     """
 
     recompute: bool | str = False
+    compiled: Callable[..., Any] | None = None
 
     def __init__(self, parameters: Any) -> None:
         super().__init__()
-        for field in fields(parameters):
-            leaf = getattr(parameters, field.name)
-            setattr(self, field.name, None if leaf is None else Leaf(leaf))
+        self._kind = type(parameters)
+        self._names = [field.name for field in fields(parameters)]
+        for name in self._names:
+            leaf = getattr(parameters, name)
+            setattr(self, name, None if leaf is None else Leaf(leaf))
 
     def forward(self, function: Callable[..., Result], ops: Ops, arguments: tuple[Any, ...]) -> Result:
-        if self.recompute and torch.is_grad_enabled():
-            # Masks of dropout are functions of the step: there is no state of a generator to put back.
-            result: Result = checkpoint(function, ops, self, *arguments, use_reentrant=False, preserve_rng_state=False)
-            return result
-        return function(ops, self, *arguments)
+        return self.run(function, ops, self.tensors(), arguments)
+
+    def run(self, function: Callable[..., Result], ops: Ops, parameters: Any, arguments: tuple[Any, ...]) -> Result:
+        """The block on parameters that need not be the unit's own."""
+        if not torch.is_grad_enabled():
+            return function(ops, parameters, *arguments)
+        result: Result = (self.compiled or run_block)(function, ops, parameters, arguments, self.recompute)
+        return result
+
+    def tensors(self, change: Change = lambda parameter: parameter) -> Any:
+        """The block's dataclass with the tensors that this module holds now, or what `change` makes of them."""
+        leaves = {name: getattr(self, name) for name in self._names}
+        return self._kind(**{name: None if leaf is None else leaf.tensors(change) for name, leaf in leaves.items()})
+
+
+def run_block(
+    function: Callable[..., Result], ops: Ops, parameters: Any, arguments: tuple[Any, ...], recompute: bool | str
+) -> Result:
+    """A block of the model on its parameters."""
+    if not recompute:
+        return function(ops, parameters, *arguments)
+    contexts: dict[str, Any] = {"context_fn": _keep_products} if recompute == "selective" else {}
+    # Masks of dropout are functions of the step: there is no state of a generator to put back.
+    result: Result = checkpoint(
+        function, ops, parameters, *arguments, use_reentrant=False, preserve_rng_state=False, **contexts
+    )
+    return result
 
 
 KEPT = frozenset(
@@ -80,8 +113,9 @@ class Root(nn.Module):
     def __init__(self, tree: DecoderParameters) -> None:
         super().__init__()
         self.embed = Unit(tree.embed)
-        self.layers = nn.ModuleList(Unit(layer) for layer in tree.layers)
+        self.layers: list[Unit] = nn.ModuleList(Unit(layer) for layer in tree.layers)  # type: ignore[assignment]
         self.head = Unit(tree.head)
+        self.others = nn.ModuleList()  # leaves of layers that wrappers are to find here, too
         self._places: dict[str, tuple[nn.Module, str]] = {}
 
     def forward(self, ops: Ops, inputs: Inputs, cfg: ModelConfig, head: Head[Result]) -> Result:
@@ -94,18 +128,19 @@ class Root(nn.Module):
     def compile_layers(self) -> None:
         """Compile each layer when it first runs; layers of equal shape share the code. The head stays as it is: it is
         chunks of matrix products already."""
+        compiled = torch.compile(run_block, dynamic=False, fullgraph=True)
         for layer in self.layers:
-            layer.compile(dynamic=False, fullgraph=True)
+            layer.compiled = compiled
 
     def run_eagerly(self) -> None:
         """Undo `compile_layers`."""
         for layer in self.layers:
-            layer._compiled_call_impl = None
+            layer.compiled = None
 
     def units(self) -> dict[str, Unit]:
         """Every unit once, by the label of its (first) block."""
         layers = {f"layers.{i}": layer for i, layer in enumerate(self.layers)}
-        return {"embed": self.embed, **layers, "head": self.head}  # type: ignore[dict-item]
+        return {"embed": self.embed, **layers, "head": self.head}
 
 
 def make_root(cfg: ModelConfig, values: Mapping[str, Tensor]) -> Root:

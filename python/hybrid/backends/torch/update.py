@@ -36,7 +36,8 @@ SLOTS = {"moment1": "exp_avg", "moment2": "exp_avg_sq"}  # ours, and torch's
 
 
 class Updater:
-    """Scaler and optimizer of a session. `weights`: the parameters by name.
+    """Scaler and optimizer of a session. `weights`: what this rank holds of the parameters, by name; none of it where a
+    tensor has fewer rows than there are shards.
 
     torch's fused AdamW computes p -= lr * wd * p, then p -= lr / bc1 * m / (sqrt(v) / sqrt(bc2) + eps): the rule of
     `hybrid.optim.adamw` in another order of roundings.
@@ -60,7 +61,7 @@ class Updater:
         self.optimizer = torch.optim.AdamW(
             [
                 {
-                    "params": [self.weights[name] for name in group.names],
+                    "params": [self.weights[name] for name in group.names if self.weights[name].numel()],
                     "weight_decay": settings.weight_decay if group.decay else 0.0,
                 }
                 for group in groups
@@ -124,12 +125,19 @@ class Updater:
             parameter.grad = None
         self._row = None
 
-    def judge(self, loss_sum: Tensor, nll_sum: Tensor, target_tokens: int) -> Tensor:
-        """The row (f64, in the order of `ROW`) of the step whose gradients are complete. Moves nothing."""
+    def statistics(self) -> Tensor:
+        """Of the complete gradients of a step, f64 [3]: sum of squares, elements that are NaN, that are infinite."""
+        gradients = [p.grad for p in self.weights.values() if p.grad is not None and p.numel()]
+        if not gradients:
+            return torch.zeros(3, dtype=torch.float64, device=self.device)
+        return torch.stack([value.double() for value in _statistics(gradients)])
+
+    def judge(self, totals: Tensor, target_tokens: int) -> Tensor:
+        """The row (f64, in the order of `ROW`) of the step with these sums over all of it and all ranks, f64 [5]: loss,
+        nll, and `statistics`. Moves nothing."""
         if self._row is not None:
             return self._row
-        gradients = [parameter.grad for parameter in self.weights.values() if parameter.grad is not None]
-        squares, nan_count, inf_count = _statistics(gradients)
+        loss_sum, nll_sum, squares, nan_count, inf_count = totals
         scale = self.step_scale()
         usable = squares <= FLOAT32_MAX  # what f32 cannot hold is no norm on any device; false for NaN
         norm = torch.where(usable, squares.sqrt() / scale, torch.nan)
