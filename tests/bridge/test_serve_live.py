@@ -32,6 +32,7 @@ from bridge.watching import Watcher, watch
 from hybrid.bridge.server import hub as hub_module
 from hybrid.bridge.server.hub import Hub
 from hybrid.bridge.server.serve import warning
+from hybrid.cli.main import main
 from hybrid.errors import HybridError
 from hybrid.training.metrics_log import read_rows
 from training import micro
@@ -292,3 +293,20 @@ def test_a_port_that_is_taken_is_said_so(runs: Path, tmp_path: Path) -> None:
 def test_a_server_on_a_network_warns(tmp_path: Path, built: Path) -> None:
     assert warning("127.0.0.1") is None and warning("::1") is None and warning("localhost") is None
     assert "not encrypted" in (warning("0.0.0.0") or "") and "--host box" in (warning("box") or "")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--port", "x"],
+        ["--port", "65536"],
+        ["--max-upload", "0"],
+        ["--max-upload", "1X"],
+        ["--token", "short"],
+        ["extra"],
+    ],
+    ids=" ".join,
+)
+def test_options_that_make_no_sense_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", *words]) == 2
+    assert capsys.readouterr().err.startswith("hybrid: ")

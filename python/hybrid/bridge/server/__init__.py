@@ -1,4 +1,4 @@
-"""Pieces of servers for a page: `guard` (who may ask), `refusals` (typed errors as answers), `files` (with ranges),
-`uploads` (checkpoints by pieces), `plans` (compiled for a device that a page describes), `temporary` (folders),
-`serving` (a server in a thread). May import everything below `bridge`, fastapi and uvicorn.
+"""What serves pages and files: `serve` with `app`, `routes_*`, `login`, `pages`, `runs`, `feed`, `hub` and `imports` (the
+server of `hybrid serve`), and what a launched run shares: `guard`, `files`, `uploads`, `plans`, `serving`, `refusals`.
+May import everything below `bridge`, `bridge.job`, `bridge.site`, fastapi and uvicorn.
 """
