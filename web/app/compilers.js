@@ -125,6 +125,6 @@ export async function needs(folder) {
   const bytes = await folder.read(PLAN);
   if (bytes.length > MOST_BYTES) throw new HybridError("the plan of this model is too large for a page");
   const { arenas, requires } = JSON.parse(new TextDecoder().decode(bytes));
-  const pages = /** @type {number[]} */ (Object.values(arenas).flat());
+  const pages = /** @type {{pages: number[]}[]} */ (Object.values(arenas)).flatMap((arena) => arena.pages);
   return { requires, memoryBytes: pages.reduce((sum, page) => sum + page, 0) };
 }

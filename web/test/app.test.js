@@ -93,7 +93,11 @@ describe("the planner of a static export", () => {
 });
 
 describe("plans that are compiled", () => {
-  const document = { arenas: { params: [64, 32], state: [4] }, requires: { features: [], limits }, settings: {} };
+  const document = {
+    arenas: { params: { pages: [64, 32] }, state: { pages: [4] } },
+    requires: { features: [], limits },
+    settings: {},
+  };
 
   test("are asked of a server by settings and device, and its errors keep their names", async (context) => {
     const planner = serverPlanner(new URL("http://localhost/t/api/plans"), new URL("http://localhost/t/"));
