@@ -40,6 +40,7 @@ ONLY_IN = {
     "datasets": ("data",),
     "transformers": ("checkpoint",),
     "tensorboard": ("training",),
+    "wandb": ("training",),
     "tokenizers": ("data",),
     "pydantic": ("config", "bridge"),
     "rich": ("cli", "training"),

@@ -411,7 +411,7 @@ def test_tensorboard_is_written_here(tmp_path: Path, recording: Path, monkeypatc
         def close(self) -> None:
             written.append(("closed", 0))
 
-    monkeypatch.setattr("hybrid.bridge.launch.run.TensorBoard", Board)
+    monkeypatch.setattr("hybrid.training.tensorboard.TensorBoard", Board)
     train_in_tab(tmp_path, recording, Tab.train, "telemetry.tensorboard=true")
     expected = {*(("entry", step) for step in range(1, 21)), ("validation", 10), ("validation", 20), ("closed", 0)}
     assert set(written) == expected and len(written) == len(expected) and written[-1][0] == "closed"

@@ -297,6 +297,8 @@ class TelemetrySection(Section):
     alerts: AlertsSection = AlertsSection()
     tensorboard: bool = False
     """Also write TensorBoard events to the run folder (needs the `tensorboard` extra)."""
+    wandb: bool = False
+    """Also log to Weights & Biases, as its environment variables say (needs the `wandb` extra)."""
 
 
 class CheckpointSection(Section):

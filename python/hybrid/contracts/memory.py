@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,17 @@ def host_stats(device: Mapping[str, int] | None = None) -> dict[str, Any] | None
     if resident is None and not device:
         return None
     return {"host_rss_bytes": resident, "device_bytes": dict(device) if device else None}
+
+
+def peak_resident_bytes() -> int | None:
+    """The most physical memory that this process has had, where the system tells it, else None."""
+    try:
+        import resource  # not on Windows
+
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    except (ImportError, OSError):
+        return None
+    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def resident_bytes() -> int | None:

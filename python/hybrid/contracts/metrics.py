@@ -48,6 +48,10 @@ OBJECTIVE_FIELDS = (
 )
 
 
+# What not every program measures: absent where nobody did.
+OPTIONAL_FIELDS = ("mfu", "mfu_causal", "data_wait_share", "peak_host_bytes", "peak_device_bytes")
+
+
 class _Refused(Exception):
     """The first thing that is wrong with an entry."""
 
@@ -306,10 +310,16 @@ class StepFacts:
     tokens_per_second: float | None = None
     memory_stats: dict[str, Any] | None = None
     objective_metrics: dict[str, Any] = field(default_factory=dict)
+    mfu: float | None = None
+    mfu_causal: float | None = None
+    data_wait_share: float | None = None
+    peak_host_bytes: int | None = None
+    peak_device_bytes: int | None = None
 
 
 def build_entry(run: RunFacts, step: StepFacts, progress: Snapshot, telemetry: Telemetry) -> dict[str, Any]:
-    """The metrics entry of one step, with every field of the schema; takes the step into the telemetry's windows.
+    """The metrics entry of one step, with every field of the schema (the optional ones where they were measured);
+    takes the step into the telemetry's windows.
 
     An overflow step keeps all of its fields: the optimizer was skipped, so `effective_lr` is null and `lr` says what
     was due. A loss that overflowed is the largest float32 and marked `loss_overflow`. Objective metrics may fill
@@ -369,11 +379,13 @@ def build_entry(run: RunFacts, step: StepFacts, progress: Snapshot, telemetry: T
         "saturation_count": clipped,
     }
     for name in step.objective_metrics:
-        if name in core or name == "telemetry_alerts":
+        if name in core or name in OPTIONAL_FIELDS or name == "telemetry_alerts":
             raise ContractMismatch(
                 f"objective metric {name!r} would overwrite a field of the step: give it another name"
             )
+    measured = {name: getattr(step, name) for name in OPTIONAL_FIELDS}
     entry = {**core, **dict.fromkeys(OBJECTIVE_FIELDS), **step.objective_metrics}
+    entry |= {name: value for name, value in measured.items() if value is not None}
     entry["telemetry_alerts"] = alerts(settings, entry)
     validate_entry(entry)
     return entry

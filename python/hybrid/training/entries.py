@@ -4,6 +4,7 @@ view."""
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,17 +14,18 @@ from hybrid.config.resolve import optimizer_settings
 from hybrid.contracts import metrics
 from hybrid.contracts.environment import python_environment
 from hybrid.contracts.javascript import is_finite_number
-from hybrid.contracts.memory import host_stats
+from hybrid.contracts.memory import host_stats, peak_resident_bytes
 from hybrid.contracts.progress import Progress, ProgressContext
 from hybrid.contracts.provenance import build_provenance
 from hybrid.contracts.telemetry import Telemetry, TelemetrySettings, alerts
 from hybrid.errors import AlertRaised, CheckpointCorrupt, NonFiniteError
 from hybrid.models.parameters import count_parameters
 from hybrid.optim.schedules import learning_rate
+from hybrid.training.boards import Board
 from hybrid.training.meter import Meter
 from hybrid.training.metrics_log import JsonLines
 from hybrid.training.start import Prepared, Services
-from hybrid.training.tensorboard import TensorBoard
+from hybrid.training.utilisation import Utilisation, budget
 
 MOST_SKIPPED = 100
 
@@ -38,6 +40,7 @@ class StepPlace:
     ignored_targets: int
     tokens_per_second: float
     step_milliseconds: float
+    data_wait_share: float = 0.0
 
 
 class Entries:
@@ -54,7 +57,7 @@ class Entries:
         meter: Meter,
         describe: dict[str, Any],
         state: dict[str, Any],
-        board: TensorBoard | None,
+        boards: Sequence[Board],
     ) -> None:
         config = prepared.config
         settings = to_settings(config)
@@ -62,10 +65,13 @@ class Entries:
         self._services = services
         self._log = log
         self._meter = meter
-        self._board = board
+        self._boards = boards
         self._steps = prepared.steps
         self._every = config.run.log_every
         self._optimizer = optimizer_settings(config).to_dict()
+        size, length = config.data.batch_size, config.data.sequence_length
+        self._positions = size * length
+        self.budget = budget(prepared.model, length, config.precision.type, describe)
         self._telemetry = Telemetry(TelemetrySettings.resolve(settings["telemetry"]))
         elapsed = state.get("elapsedMs", 0.0)
         if not is_finite_number(elapsed) or elapsed < 0:
@@ -94,6 +100,7 @@ class Entries:
         self._places: dict[int, StepPlace] = {}
         self._stuck = 0  # skipped steps in a row that no smaller loss scale will help
         self._memory: dict[str, int] = {}
+        self._peak = 0  # bytes on the device
         self._unreported: list[dict[str, Any]] = []
 
     @property
@@ -112,6 +119,7 @@ class Entries:
         """A step was handed to the session; its result comes later."""
         self._places[step] = place
         self._memory = memory
+        self._peak = max(self._peak, memory.get("total", 0))
 
     def record(self, results: list[StepResult]) -> None:
         """Write the entries of results that have arrived. Raises AlertRaised, after writing, if the run is to end on
@@ -150,8 +158,12 @@ class Entries:
         """Of the optimizer step that was due: a skipped one does not count."""
         return learning_rate(self._optimizer, result.optimizer_step + (1 if result.overflow else 0))
 
+    def _utilisation(self, step_milliseconds: float) -> Utilisation | None:
+        return self.budget.at(1000 * self._positions / step_milliseconds) if step_milliseconds else None
+
     def _build(self, result: StepResult, place: StepPlace) -> dict[str, Any]:
         rate, index, phase = self._learning_rate(result)
+        used = self._utilisation(place.step_milliseconds)
         facts = metrics.StepFacts(
             step=result.data_step,
             epoch=place.epoch,
@@ -177,13 +189,18 @@ class Entries:
             nll=None if result.loss_overflow else result.nll,
             tokens_per_second=place.tokens_per_second or None,
             memory_stats=host_stats(self._memory),
+            mfu=None if used is None else used.full,
+            mfu_causal=None if used is None else used.causal,
+            data_wait_share=place.data_wait_share,
+            peak_host_bytes=peak_resident_bytes(),
+            peak_device_bytes=self._peak or None,
         )
         return metrics.build_entry(self._facts, facts, self._progress.finish_step(result.data_step), self._telemetry)
 
     def _write(self, entry: dict[str, Any]) -> None:
         self._log.append(entry)
-        if self._board is not None:
-            self._board.entry(entry, self._services.now())
+        for board in self._boards:
+            board.entry(entry, self._services.now())
         self._unreported.append(entry)
         if entry["step"] % self._every == 0 or entry["step"] == self._steps or entry["telemetry_alerts"]:
             self._services.view.event("step", self._summary(entry))
@@ -193,6 +210,7 @@ class Entries:
         """The last entry, with the mean loss and the skipped steps since the previous summary."""
         losses = [e["total_loss"] for e in self._unreported if not e["loss_overflow"]]
         eta = self._meter.eta_seconds(self._steps - entry["step"])
+        used = self._utilisation(self._meter.step_milliseconds)
         return {
             "step": entry["step"],
             "steps": self._steps,
@@ -204,7 +222,11 @@ class Entries:
             "skipped": sum(e["overflow"] for e in self._unreported),
             "tokensPerSecond": self._meter.tokens_per_second,
             "stepMs": self._meter.step_milliseconds,
+            "mfu": None if used is None else used.full,
+            "mfuCausal": None if used is None else used.causal,
+            "dataWaitShare": self._meter.data_wait_share,
             "memoryBytes": self._memory.get("total", 0),
+            "peakMemoryBytes": self._peak,
             "etaSeconds": eta,
             "alerts": sorted({name for e in self._unreported for name in e["telemetry_alerts"]}),
         }

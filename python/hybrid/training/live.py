@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hybrid.training.plot import sparkline
-from hybrid.training.view import Facts, QuietView, View, bytes_text, duration, event_text, printable
+from hybrid.training.view import WORTH_SAYING, Facts, QuietView, View, bytes_text, duration, event_text, printable
 
 CURVE_POINTS = 4096  # losses kept for the curve; halved by joining neighbours when full
 
@@ -110,6 +110,10 @@ class LiveView(QuietView):
             "step": f"{facts['stepMs']:.0f} ms",
             "memory": bytes_text(facts["memoryBytes"]),
         }
+        if facts.get("mfu") is not None:
+            cells["MFU"] = f"{facts['mfu']:.1%}"
+        if facts.get("dataWaitShare", 0) >= WORTH_SAYING:
+            cells["data wait"] = f"{facts['dataWaitShare']:.0%}"
         table = Table(box=None, expand=True, show_header=True, header_style="dim")
         for name in cells:
             table.add_column(name, justify="left")

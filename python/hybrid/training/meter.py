@@ -17,10 +17,12 @@ class Meter:
         self._began = clock()
         self._paused_seconds = 0.0
         self._pauses = 0
-        self._marks: deque[tuple[float, int]] = deque(maxlen=window + 1)  # (training seconds, tokens so far)
+        self._waited_seconds = 0.0
+        # (training seconds, tokens, seconds of waiting for data) so far
+        self._marks: deque[tuple[float, int, float]] = deque(maxlen=window + 1)
         self.steps = 0
         self.tokens = 0
-        self._marks.append((0.0, 0))
+        self._marks.append((0.0, 0, 0.0))
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -43,11 +45,20 @@ class Meter:
         finally:
             self._began += self._clock() - began
 
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Time inside the block is training time in which data is waited for."""
+        began = self._clock()
+        try:
+            yield
+        finally:
+            self._waited_seconds += self._clock() - began
+
     def step(self, tokens: int) -> None:
         """A step with this many target tokens has been handed to the session."""
         self.steps += 1
         self.tokens += tokens
-        self._marks.append((self.training_seconds, self.tokens))
+        self._marks.append((self.training_seconds, self.tokens, self._waited_seconds))
 
     @property
     def seconds(self) -> float:
@@ -62,7 +73,7 @@ class Meter:
     @property
     def tokens_per_second(self) -> float:
         """Target tokens a second over the recent steps; 0 before the first."""
-        (first_seconds, first_tokens), (last_seconds, last_tokens) = self._marks[0], self._marks[-1]
+        (first_seconds, first_tokens, _), (last_seconds, last_tokens, _) = self._marks[0], self._marks[-1]
         elapsed = last_seconds - first_seconds
         return (last_tokens - first_tokens) / elapsed if elapsed > 0 else 0.0
 
@@ -71,6 +82,12 @@ class Meter:
         """Mean time of the recent steps; 0 before the first."""
         count = len(self._marks) - 1
         return 1000 * (self._marks[-1][0] - self._marks[0][0]) / count if count else 0.0
+
+    @property
+    def data_wait_share(self) -> float:
+        """Part of the time of the recent steps in which they waited for data, from 0 to 1; 0 before the first."""
+        first, last = self._marks[0], self._marks[-1]
+        return min(1.0, (last[2] - first[2]) / (last[0] - first[0])) if last[0] > first[0] else 0.0
 
     def eta_seconds(self, remaining_steps: int) -> float | None:
         """Seconds that the remaining steps will take, evaluation and saving included, judged by the steps of this

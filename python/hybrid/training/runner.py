@@ -9,13 +9,13 @@ replaced, and the run goes on from its last checkpoint.
 from __future__ import annotations
 
 import contextlib
-import gc
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+from hybrid.backends.collection import Collection
 from hybrid.backends.protocol import StepInfo, TrainingSession
 from hybrid.checkpoint.manifest import Progress
 from hybrid.checkpoint.store import CheckpointStore
@@ -23,6 +23,7 @@ from hybrid.contracts.javascript import iso_time
 from hybrid.data.loader import DataLoader
 from hybrid.errors import AlertRaised, DataContractError, DeviceLost, NonFiniteError
 from hybrid.models.parameters import count_parameters
+from hybrid.training.boards import Board, open_boards
 from hybrid.training.entries import Entries, StepPlace
 from hybrid.training.evaluation import evaluate, sample
 from hybrid.training.lock import locked
@@ -37,14 +38,14 @@ from hybrid.training.metrics_log import (
 )
 from hybrid.training.outcome import Outcome, already_finished, ended, status_of
 from hybrid.training.plot import draw_losses
+from hybrid.training.profiling import Trace, check_profile, open_trace
 from hybrid.training.resume import Start, find_start
 from hybrid.training.run_files import Facts, RunFile, check_place, read_run_file
 from hybrid.training.saved import restore
 from hybrid.training.saving import Saver
 from hybrid.training.start import Prepared, Request, Services, prepare_run, run_facts
-from hybrid.training.tensorboard import TensorBoard
 
-Closeable = Saver | DataLoader | JsonLines | TensorBoard | TrainingSession
+Closeable = Saver | DataLoader | JsonLines | Board | Trace | TrainingSession
 
 
 Loop = Callable[[Request, Services, Prepared, CheckpointStore, RunFile], Outcome]
@@ -72,6 +73,7 @@ def _train(request: Request, services: Services, loop: Loop) -> Outcome:
     record = RunFile(request.run_dir, existing)
     begun = False
     try:
+        check_profile(request.profile, request.config)
         prepared, store = prepare_run(request, services)
         begun = prepared.start.step < prepared.steps or _lacks_its_end(existing, prepared)
         if not begun:
@@ -122,13 +124,15 @@ class Trainer:
         self.run_id = manifest.lineage.run_id if manifest else secrets.token_hex(8)
         self.metrics = JsonLines(self.run_dir / METRICS, self.run_dir / DISCARDED)
         self.validation = JsonLines(self.run_dir / VALIDATION, self.run_dir / VALIDATION_DISCARDED)
-        self.board = TensorBoard(self.run_dir) if config.telemetry.tensorboard else None
+        self.boards = open_boards(config, self.run_dir, self.run_id)
         self.loader = DataLoader(
             prepared.data.train, prepared.plan, config.data.microbatch_size or config.data.batch_size,
             prefetch=config.data.prefetch,
         )  # fmt: skip
         self.saver = Saver(prepared, services, store, self.run_id)
         self.meter = Meter(services.clock)
+        self.collection = Collection()
+        self.trace = open_trace(request.profile, prepared.start.step, self.run_dir, services)
         self.session: TrainingSession | None = None
 
     # --- the loop
@@ -139,7 +143,7 @@ class Trainer:
             try:
                 with self.meter.stopped():  # compiling for a minute says nothing about the steps to come
                     self.session = self._open_session()
-                with _no_automatic_collection():
+                with self.collection:
                     return self._loop(self.session)
             except DeviceLost as error:
                 self._count_recovery(error)
@@ -157,8 +161,13 @@ class Trainer:
 
     def _train_step(self, session: TrainingSession) -> None:
         step = self.step + 1
-        batches = self.loader.step(step)
-        targets = self.loader.target_tokens(step)
+        self.collection.step(step)
+        if self.trace is not None:
+            with self.meter.paused():  # writing a trace takes longer than its steps
+                self.trace.before(step)
+        with self.meter.waiting():
+            batches = self.loader.step(step)
+            targets = self.loader.target_tokens(step)
         self.entries.begin(step, self._place(step, targets), session.memory())
         session.begin(StepInfo(step, targets, len(batches), self._z_loss(step)))
         for batch in batches:
@@ -182,14 +191,14 @@ class Trainer:
             return
         with self._pause(session, "evaluate"):
             result = evaluate(session, samples, self.loader.microbatch_size, settings.batches, self.stop)
-            gc.collect()
+            self.collection.now()
         if result is None:
             return  # a stop was requested; the evaluation is made up for when the run goes on
         row = {"step": self.step, "split": "validation", **result}
         self.validation.append(row)
         self.validated = self.step
-        if self.board is not None:
-            self.board.validation(row, self.services.now())
+        for board in self.boards:
+            board.validation(row, self.services.now())
         self.services.view.event("validation", row)
 
     def _sample_if_due(self, session: TrainingSession) -> None:
@@ -216,10 +225,10 @@ class Trainer:
         with self._pause(session, "save"):
             self.saver.save(
                 session, self._progress(), describe=self.describe, environment=self.entries.environment,
-                provenance=self.entries.provenance, session=self.entries.state(),
+                provenance=self.entries.provenance, session=self.entries.state,
             )  # fmt: skip
             self._record()
-            gc.collect()
+            self.collection.now()
 
     def _end(self, session: TrainingSession, status: str) -> Outcome:
         self._save(session)
@@ -257,7 +266,9 @@ class Trainer:
         self.validation.cut(self.step)
         self.validated = max((row["step"] for row in read_rows(self.validation.path)), default=0)
         self.describe = session.describe()
-        self.entries = Entries(self.prepared, self.services, self.metrics, self.meter, self.describe, state, self.board)
+        self.entries = Entries(
+            self.prepared, self.services, self.metrics, self.meter, self.describe, state, self.boards
+        )
         self._announce(session, start)
         return session
 
@@ -305,6 +316,7 @@ class Trainer:
             ignored_targets=size * length - targets,
             tokens_per_second=self.meter.tokens_per_second,
             step_milliseconds=self.meter.step_milliseconds,
+            data_wait_share=self.meter.data_wait_share,
         )
 
     def _progress(self) -> Progress:
@@ -341,6 +353,8 @@ class Trainer:
             "trainTokens": data.ledger.kept,
             "tokensPerStep": config.data.batch_size * config.data.sequence_length,
             "memory": session.memory(),
+            "peakFlops": self.entries.budget.peak,
+            "utilisation": self.entries.budget.text(),
             "resumedFrom": start.parent,
         }
         self.services.view.event("run", facts)
@@ -355,7 +369,15 @@ class Trainer:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         with contextlib.ExitStack() as stack:
             stack.callback(_close, partial(draw_losses, self.run_dir, self.config.run.name), error)
-            for resource in (self.session, self.saver, self.loader, self.metrics, self.validation, self.board):
+            for resource in (
+                self.session,
+                self.saver,
+                self.loader,
+                self.metrics,
+                self.validation,
+                *self.boards,
+                self.trace,
+            ):
                 if resource is not None:
                     stack.callback(_close, resource.close, error)
 
@@ -364,19 +386,6 @@ def _lacks_its_end(existing: Facts | None, prepared: Prepared) -> bool:
     """Whether a run was stopped or killed after its last step: the evaluation at the end is still to be made."""
     ended = existing is None or existing.get("status") not in ("running", "stopped", "failed")
     return not ended and prepared.start.step == prepared.steps
-
-
-@contextmanager
-def _no_automatic_collection() -> Iterator[None]:
-    """Python's cycle collector pauses a loop at arbitrary moments; here it runs at evaluations and saves only."""
-    gc.collect()
-    gc.freeze()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-        gc.unfreeze()
 
 
 def _close(close: Callable[[], object], error: BaseException | None) -> None:

@@ -37,10 +37,10 @@ class Saver:
         describe: dict[str, Any],
         environment: dict[str, Any],
         provenance: dict[str, Any] | None,
-        session: dict[str, Any],
+        session: Callable[[], dict[str, Any]],
     ) -> None:
         """Copy the state of `source`; it is written while training goes on. Waits while two saves are outstanding, or
-        one, where the state lies on several processes."""
+        one, where the state lies on several processes. session: asked after the copy, whose time is the run's."""
         state, done = self._take(source, progress.step)
         prepared, hashes, tokenizer = self._prepared, self._prepared.hashes, self._prepared.data.tokenizer
         snapshot = CheckpointSnapshot(
@@ -65,7 +65,7 @@ class Saver:
             fingerprints=prepared.fingerprints,
             environment=environment,
             provenance=provenance,
-            session=session,
+            session=session(),
             resume_audits=prepared.audits,
             tokenizer_json=tokenizer.to_json(),
             special_tokens={} if tokenizer.end_of_text is None else {"eos": tokenizer.end_of_text},

@@ -50,7 +50,7 @@ class Request:
 
     resume: `auto` goes on from the newest checkpoint in run_dir, if there is one; `never` wants a folder without any;
     a path names a checkpoint or a run. accepted: contract fields (dotted) that may differ from it, each with the same
-    reason.
+    reason. profile: how many steps to record with a profiler.
     """
 
     config: RunConfig
@@ -59,6 +59,7 @@ class Request:
     accepted: tuple[str, ...] = ()
     reason: str | None = None
     command: str = "train"
+    profile: int | None = None
 
 
 @dataclass(frozen=True)

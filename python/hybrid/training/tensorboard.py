@@ -13,6 +13,10 @@ TAGS = {
     "gradient_norm_unclipped": "train/grad_norm",
     "step_time_ms": "train/step_time_ms",
     "loss_scale": "train/loss_scale",
+    "tokens_per_second": "speed/tokens_per_second",
+    "mfu": "speed/mfu",
+    "data_wait_share": "speed/data_wait_share",
+    "peak_device_bytes": "memory/peak_device_bytes",
 }
 
 

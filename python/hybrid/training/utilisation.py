@@ -13,6 +13,7 @@ rows are not looked at: both assume one document a row.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from hybrid.models.config import ModelConfig
 
@@ -83,6 +84,39 @@ class Utilisation:
             f"MFU {self.full:.1%} (attention over all keys), {self.causal:.1%} (over those it sees), of "
             f"{self.peak / 1e12:g} TFLOP/s dense; FLOP = {FORMULA}"
         )
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a run's arithmetic is measured by. peak: FLOP/s of all its devices together; None where it is not known."""
+
+    flops: TokenFlops
+    peak: float | None
+
+    def at(self, tokens_per_second: float) -> Utilisation | None:
+        """tokens_per_second: positions of all devices, targets or not. None before the first, and without a peak."""
+        if self.peak is None or tokens_per_second <= 0:
+            return None
+        part = tokens_per_second / self.peak
+        return Utilisation(self.flops.full * part, self.flops.causal * part, self.peak)
+
+    def text(self) -> str:
+        """For the beginning of a run; empty where no peak is known."""
+        if self.peak is None:
+            return ""
+        return (
+            f"MFU is of {self.peak / 1e12:g} TFLOP/s dense; a token takes {self.flops.full:.4g} FLOP (attention over "
+            f"all keys) or {self.flops.causal:.4g} (over those it sees): {FORMULA}"
+        )
+
+
+def budget(model: ModelConfig, sequence_length: int, precision: str, described: dict[str, Any]) -> Budget:
+    """described: what the session says of itself."""
+    device = (described.get("gpuAdapter") or {}).get("name") or described.get("adapter") or ""
+    peak = peak_flops(str(device), precision, (described.get("numerics") or {}).get("name", "exact"))
+    return Budget(
+        flops_per_token(model, sequence_length), None if peak is None else peak * int(described.get("worldSize", 1))
+    )
 
 
 def utilisation(

@@ -16,6 +16,8 @@ from typing import Any, Protocol, TextIO
 
 Facts = dict[str, Any]
 
+WORTH_SAYING = 0.05  # from this share of time on, lines tell that steps wait for data
+
 
 class View(Protocol):
     """Receives events; a context manager, so that it can leave the terminal as it was."""
@@ -121,6 +123,8 @@ def _run_text(facts: Facts) -> str:
         f"  model: {facts['parameters']:,} parameters; {facts['precision']} on {facts['backend']} ({facts['adapter']})",
         f"  data: {facts['trainTokens']:,} training tokens, {facts['tokensPerStep']:,} a step",
     ]
+    if facts.get("utilisation"):
+        lines.append(f"  {facts['utilisation']}")
     return "\n".join(lines)
 
 
@@ -131,6 +135,10 @@ def _step_text(facts: Facts) -> str:
     if facts["skipped"]:
         parts.append(f"skipped {facts['skipped']} (scale {facts['lossScale']:g})")
     parts.append(f"{facts['tokensPerSecond']:,.0f} tokens/s")
+    if facts.get("mfu") is not None:
+        parts.append(f"MFU {facts['mfu']:.1%}")
+    if facts.get("dataWaitShare", 0) >= WORTH_SAYING:
+        parts.append(f"waiting for data {facts['dataWaitShare']:.0%}")
     if facts["etaSeconds"] is not None:
         parts.append(f"{duration(facts['etaSeconds'])} left")
     parts += [f"ALERT {name}" for name in facts["alerts"]]

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
+from hybrid.backends.collection import Collection
 from hybrid.backends.protocol import Evaluation, GenerateOptions, SessionState, SpreadState, StepInfo, StepResult
 from hybrid.backends.torch.numerics import choose_device
 from hybrid.backends.torch.ranks import RankFailed, Ranks
@@ -208,6 +209,7 @@ def follow(ranks: Ranks, note: Callable[[str], None] = lambda text: None) -> Any
 
 
 def _follow(ranks: Ranks, note: Callable[[str], None], saves: ExitStack) -> Any:
+    collection: Collection | None = None
     orders = Orders(ranks)
     session: TorchSession | None = None
     shards: Shards | None = None
@@ -232,6 +234,9 @@ def _follow(ranks: Ranks, note: Callable[[str], None], saves: ExitStack) -> Any:
         assert session is not None and shards is not None, name
         if name == "step":
             info = StepInfo(**content[0])
+            if collection is None:  # with everything that does not change any more
+                collection = saves.enter_context(Collection())
+            collection.step(info.data_step)
             session.begin(info)
             _step(ranks, session, info, None)
         elif name == "apply":

@@ -185,7 +185,8 @@ class Updater:
         if self._at_most - self._table_start >= TABLE_ROWS:
             self._at_most = self.optimizer_step
             self._fill_table(self._at_most)
-        self._lr.copy_(self._table[self._step - self._table_start])
+        # Not by subscript: torch would read the index back to the host, and so wait for the step.
+        self._lr.copy_(self._table.index_select(0, (self._step - self._table_start).reshape(1))[0])
         # The kernel divides by `grad_scale`; a step with a set `found_inf` changes neither weights, moments nor steps.
         self.optimizer.grad_scale = (named["scale"] / named["clip"]).float()  # type: ignore[attr-defined]
         self.optimizer.found_inf = named["overflow"].float()  # type: ignore[attr-defined]

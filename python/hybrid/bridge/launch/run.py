@@ -26,6 +26,7 @@ from hybrid.contracts.metrics import validate_entry
 from hybrid.contracts.stable_json import stable_hash
 from hybrid.errors import AlertRaised, CheckpointCorrupt, HybridError
 from hybrid.models.parameters import count_parameters
+from hybrid.training.boards import open_boards
 from hybrid.training.metrics_log import (
     DISCARDED,
     METRICS,
@@ -40,7 +41,6 @@ from hybrid.training.resume import find_start
 from hybrid.training.run_files import RunFile
 from hybrid.training.saved_run import check_model, check_place, saved_config
 from hybrid.training.start import Prepared, Request, Services, run_facts, settings_of
-from hybrid.training.tensorboard import TensorBoard
 from hybrid.training.view import printable
 
 RUNTIME = "browser"
@@ -75,7 +75,7 @@ class TabRun:
         self.written = {rows: _last_step(rows) for rows in (self.metrics, self.validation)}
         self.phase = "data"  # what is shown
         self.saved = 0  # checkpoints of this process
-        self.board = TensorBoard(run_dir) if config.telemetry.tensorboard else None
+        self.boards = open_boards(config, run_dir, self.run_id)
         # Weights and two moments, four bytes each.
         most = 12 * count_parameters(prepared.model) + BYTES_BESIDE_TENSORS
         self.uploads = Uploads(store, most, self.check, self.adopted)
@@ -97,8 +97,7 @@ class TabRun:
     ) -> None:
         self.uploads.clear()
         closing: list[Callable[[], None]] = [self.metrics.close, self.validation.close]
-        if self.board is not None:
-            closing.append(self.board.close)
+        closing += [board.close for board in self.boards]
         closing.append(partial(draw_losses, self.run_dir, self.prepared.config.run.name))
         for close in closing:
             try:
@@ -170,14 +169,14 @@ class TabRun:
     def _on_entry(self, event: Any) -> None:
         validate_entry(event.row)
         self._append(self.metrics, event.row)
-        if self.board is not None:
-            self.board.entry(event.row, self.services.now())
+        for board in self.boards:
+            board.entry(event.row, self.services.now())
 
     def _on_validation(self, event: Any) -> None:
         row = event.row.model_dump(exclude_none=True)
         self._append(self.validation, row)
-        if self.board is not None:
-            self.board.validation(row, self.services.now())
+        for board in self.boards:
+            board.validation(row, self.services.now())
         self.services.view.event("validation", row)
 
     def _on_cut(self, event: Any) -> None:

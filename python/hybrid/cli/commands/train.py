@@ -53,6 +53,9 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument("--reason", metavar="TEXT", help="why; it is recorded in the run's lineage")
     add_set_option(parser)
     parser.add_argument(
+        "--profile", metavar="STEPS", type=int, help="with --backend torch: record that many steps with its profiler"
+    )
+    parser.add_argument(
         "--dry-run", action="store_true", help="check data, settings, resume and memory, and train nothing"
     )
     parser.add_argument(
@@ -144,7 +147,7 @@ def make_request(arguments: argparse.Namespace) -> Request:
         run_dir = RUNS / config.run.name
         if resume == "never" and not arguments.dry_run:
             run_dir = new_run_dir(run_dir)
-    return Request(config, run_dir, resume, tuple(arguments.accepted), arguments.reason)
+    return Request(config, run_dir, resume, tuple(arguments.accepted), arguments.reason, profile=arguments.profile)
 
 
 def _resume(text: str) -> Any:
