@@ -23,6 +23,7 @@ from hybrid.backends.protocol import SessionState, SpreadState
 from hybrid.backends.torch import shards
 from hybrid.backends.torch.leading import LeadingSession, Orders, follow
 from hybrid.backends.torch.ranks import Ranks
+from hybrid.backends.torch.session import TorchSession
 from hybrid.checkpoint import state as states
 from hybrid.checkpoint.loading import CheckpointStream
 from hybrid.checkpoint.manifest import Manifest
@@ -124,7 +125,8 @@ def saving(folder: Path, name: str, **settings: Any) -> None:
             time.sleep(0.01)
         write(pieces, *arguments)
 
-    shards.Shards.start, shards._write = counted, held_up  # type: ignore[method-assign]
+    replaced: Any = shards
+    replaced.Shards.start, replaced._write = counted, held_up
     work = Workload(name, MODEL, 4, microbatch_size=1)
     with Ranks(CPU) as ranks:
         if rank():
@@ -187,18 +189,20 @@ def loading(folder: Path, name: str, **settings: Any) -> None:
 
 def save_fails(folder: Path, name: str, kind: str) -> None:
     """A whole run in which a save goes wrong: the disk of rank 1 is full at the second one ("full"), or a process is
-    killed in it, while it writes its pieces ("writer") or puts the files together ("reader"); or rank 0 is asked to
-    stop while rank 1 is still writing ("stop")."""
+    killed in it, while it writes its pieces ("writer") or puts the files together ("reader"). Or while rank 1 is still
+    writing, rank 0 is asked to stop ("stop"), or rank 1 fails in a step ("step")."""
     from torch_backend import forked
 
     calls = [0]
-    start: Any = shards.Shards.start
-    original: Any = HuggingFaceStorageWriter.write_data
-    blocks: Any = PiecedTensor.blocks
+    writer: Any = HuggingFaceStorageWriter
+    starting: Any = shards.Shards
+    tensor: Any = PiecedTensor
+    session: Any = TorchSession
+    original, start, blocks, accumulate = writer.write_data, starting.start, tensor.blocks, session.accumulate
 
-    def write_data(self: HuggingFaceStorageWriter, *arguments: Any) -> Any:
+    def write_data(self: Any, *arguments: Any) -> Any:
         calls[0] += 1
-        if rank() == 1 and kind == "stop":
+        if rank() == 1 and kind in ("stop", "step"):
             time.sleep(0.5)
         if rank() == 1 and calls[0] == 2 and kind == "full":
             raise OSError(28, "No space left on device")
@@ -208,19 +212,24 @@ def save_fails(folder: Path, name: str, kind: str) -> None:
             threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
         return original(self, *arguments)
 
-    def lonely_start(self: shards.Shards, state: Any, pieces: Path, what: str) -> Any:
+    def lonely_start(self: Any, state: Any, pieces: Path, what: str) -> Any:
         under_way = [path.name for path in pieces.parent.iterdir() if path.name.startswith(".tmp-")]
         assert rank() or under_way == [pieces.name]
         return start(self, state, pieces, what)
 
-    def late_blocks(self: PiecedTensor) -> Any:
+    def late_blocks(self: Any) -> Any:
         if kind == "reader" and calls[0] == 2 and self.name.startswith("moment1"):
             os.kill(os.getpid(), signal.SIGKILL)
         return blocks(self)
 
-    shards.Shards.start = lonely_start  # type: ignore[method-assign]
-    HuggingFaceStorageWriter.write_data = write_data  # type: ignore[method-assign]
-    PiecedTensor.blocks = late_blocks  # type: ignore[method-assign]
+    def failing(self: Any, batch: Any) -> None:
+        if rank() == 1 and kind == "step" and calls[0]:
+            raise RuntimeError("boom")
+        accumulate(self, batch)
+
+    writer.write_data, starting.start, tensor.blocks, session.accumulate = (
+        write_data, lonely_start, late_blocks, failing,
+    )  # fmt: skip
     forked.train(folder, name, 1000 if kind == "stop" else 6, "checkpoint.every=2")
 
 

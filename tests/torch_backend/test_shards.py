@@ -4,6 +4,7 @@ and never half a checkpoint."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ STATE_BYTES = 12 * count_parameters(MODEL)  # weights and two moments
 SAVES = {"two": 2, "three-full": 3, "four-hybrid": 4}
 LOADS = (("two", 3), ("three-full", 2))
 SMALL_THINGS = 1_000_000  # bytes of Python objects: plans of all ranks, a batch, buffers of files
-FAILURES = ("full", "writer", "reader", "stop")
+FAILURES = ("full", "writer", "reader", "stop", "step")
 
 
 def settings_of(name: str) -> dict[str, Any]:
@@ -64,7 +65,8 @@ def outcomes(folder: Path) -> dict[str, Any]:
         jobs.append(job("loading", size, name, **settings_of(name)))
     damage(folder)
     jobs.append(job("train", 2, "damaged", count=4))
-    return run_jobs(folder, *jobs)
+    found: dict[str, Any] = run_jobs(folder, *jobs)
+    return found
 
 
 @pytest.fixture
@@ -177,6 +179,16 @@ def test_a_stop_during_a_save_finishes_it(folder: Path, outcomes: dict[str, Any]
     assert finding.resolve(folder / "stop").step == facts["step"]
     # Each save is slower than two steps; none is left out, and (see `save_fails`) one is under way at a time.
     assert steps_saved(folder, "stop") == sorted({*range(2, facts["step"] + 1, 2), facts["step"]})
+
+
+def test_an_error_on_one_rank_lets_a_save_that_is_under_way_end(folder: Path, outcomes: dict[str, Any]) -> None:
+    outcome = outcomes["step"]
+    assert outcome["codes"] == [EXIT_FAILED] * 2
+    assert outcome["errors"][0] == outcome["errors"][1]
+    assert re.fullmatch(r"hybrid: rank 1 failed in step [34]: RuntimeError: boom\n", outcome["errors"][0])
+    assert outcome["seconds"] < SECONDS
+    assert {status.status for status in CheckpointStore(folder / "step").list()} == {"complete"}
+    assert steps_saved(folder, "step") == [2]
 
 
 # --- who writes what
