@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from hybrid.checkpoint import finding, loading, safetensors
+from hybrid.checkpoint import archive, finding, loading, safetensors
 from hybrid.checkpoint.finding import CheckpointRef
 from hybrid.checkpoint.loading import LoadedCheckpoint
 from hybrid.checkpoint.manifest import MODEL_FILE, OPTIMIZER_FILE, Manifest
@@ -52,7 +52,7 @@ def show(path: Path) -> dict[str, Any]:
     headers = _headers(ref.path)
     model = headers[MODEL_FILE].entries
     return {
-        "path": str(ref.path),
+        "path": _shown(path, ref),
         "parameters": sum(int(np.prod(entry.shape, dtype=np.int64)) for entry in model),
         "manifest": manifest.document(),
         "tensors": {
@@ -71,13 +71,18 @@ def verify(path: Path, check: Callable[[LoadedCheckpoint], object] = lambda load
     loaded = loading.load(ref.path)
     check(loaded)
     return {
-        "path": str(ref.path),
+        "path": _shown(path, ref),
         "ok": True,
         **_identity(ref),
         "files": {name: {"size": d.size, "sha256": d.sha256} for name, d in loaded.manifest.files.items()},
         "tensors": len(loaded.model) + len(loaded.optimizer),
         "unlisted": loading.unlisted(ref.path, loaded.manifest),
     }
+
+
+def _shown(path: Path, ref: CheckpointRef) -> str:
+    """An archive by its own name: it is read from a temporary folder."""
+    return str(path if archive.is_archive(path) else ref.path)
 
 
 def diff(a: Path, b: Path) -> dict[str, Any]:
@@ -92,8 +97,8 @@ def diff(a: Path, b: Path) -> dict[str, Any]:
     first, second = (loading.read_manifest(ref.path) for ref in refs)
     sections = {"a": _sections(first), "b": _sections(second)}
     return {
-        "a": {"path": str(refs[0].path), **_identity(refs[0])},
-        "b": {"path": str(refs[1].path), **_identity(refs[1])},
+        "a": {"path": _shown(a, refs[0]), **_identity(refs[0])},
+        "b": {"path": _shown(b, refs[1]), **_identity(refs[1])},
         "same_state": refs[0].state_hash == refs[1].state_hash,
         "values": value_differences(sections["a"], sections["b"]),
         "tensors": {file: _tensor_differences(refs[0].path / file, refs[1].path / file) for file in _TENSOR_FILES},
