@@ -1,14 +1,19 @@
 /**
  * @file The decoding programs: tokens into the key/value cache, the logits of one of them back.
  *
- * May import: executor.
+ * May import: executor, ngram.
  */
+
+import { NO_TOKEN } from "./ngram.js";
 
 /** @import {Executor} from "./executor.js" */
 
 const PROGRAMS = ["prefill", "decode"];
 
 export class Decoder {
+  /** What the cache holds, the latest last: n-gram tables look back at it. @type {number[]} */
+  #seen = [];
+
   /**
    * @param {Executor} executor
    * @param {number} contextLength
@@ -31,10 +36,12 @@ export class Decoder {
    */
   async prefill(ids) {
     let logits = new Float32Array(0);
+    this.#seen = [];
     for (let start = 0; start < ids.length; start += this.chunk) {
       const part = ids.slice(start, start + this.chunk);
       const padded = [...part, ...Array(this.chunk - part.length).fill(0)];
       logits = await this.#run("prefill", padded, start, part.length - 1);
+      this.#seen.push(...part);
     }
     return logits;
   }
@@ -45,8 +52,10 @@ export class Decoder {
    * @param {number} id
    * @param {number} position
    */
-  decode(id, position) {
-    return this.#run("decode", [id], position, 0);
+  async decode(id, position) {
+    const logits = await this.#run("decode", [id], position, 0);
+    this.#seen.push(id);
+    return logits;
   }
 
   /**
@@ -63,6 +72,11 @@ export class Decoder {
     executor.writeTensor(`${program}/positions`, Uint32Array.from(positions));
     executor.writeTensor(`${program}/start`, Uint32Array.of(start));
     executor.writeTensor(`${program}/last`, Uint32Array.of(last));
+    const previous = executor.plan.tensors[`${program}/previous_ids`];
+    if (previous) {
+      const before = [...Array(previous.elements).fill(NO_TOKEN), ...this.#seen];
+      executor.writeTensor(`${program}/previous_ids`, Uint32Array.from(before.slice(-previous.elements)));
+    }
     executor.run(program);
     return new Float32Array((await executor.readTensor("logits")).buffer);
   }

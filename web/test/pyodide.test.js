@@ -296,6 +296,22 @@ describe("a script that trains", { skip: skip || noDevice || false }, () => {
     assert.ok(found[19] < 0.7 * found[0], `${found[0]} to ${found[19]}`);
   });
 
+  test("writes with n-grams as it reads with them, one token after the other", async () => {
+    const source = `STEPS = 20
+def mine(ops, p, inputs, cfg):
+    x = ops.embedding(inputs.ids, p.tokens)
+    return ops.add(x, ops.hashed_ngram_embedding(inputs.ids, inputs.segment_ids, p.tokens, order=3, seed=5))
+blocks = {"embed": mine}${TRAINING}
+ids = [*b"she "]
+written = await session.generate(ids, tokens=8, temperature=0)
+for _ in range(8):  # each of them after a prefill of all before it
+    ids += await session.generate(ids, tokens=1, temperature=0)
+print(written == ids[4:], len(set(written)) > 2)
+`;
+    const lines = await run(source, { openDevice: () => openDevice({ gpu }) });
+    assert.deepEqual(lines, ["True True"]);
+  });
+
   test("hears of a mistake in its block at the line of the block", async () => {
     const source =
       "STEPS = 1\ndef mine(ops, p, h, cfg):\n    return ops.linear(ops.linear(h, p.down), p.up)\n" +
