@@ -41,6 +41,7 @@ class Served:
     runs: Path
     data: Path
     imports: Imports
+    site: Site
 
     def ask(self, method: str, path: str, status: int = 200, **options: Any) -> Any:
         headers = {**LOGIN, **options.pop("headers", {})}
@@ -57,7 +58,7 @@ class Served:
         return answer["error"]
 
 
-def small_export(out: Path) -> None:
+def small_export(out: Path, note: Any) -> None:
     """In place of the plans of the page, which take seconds."""
     (out / "plans").mkdir(parents=True)
     (out / "index.html").write_text("<!doctype html><title>hybrid</title>")
@@ -92,7 +93,7 @@ def served_in(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[Served]:
         raise_server_exceptions=False,
         follow_redirects=False,
     )
-    yield Served(client, runs, data, imports)
+    yield Served(client, runs, data, imports, site)
     shelf.close()
     site.close()
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bridge.served import BASE, HOST, LOGIN, PORT, TOKEN, Served
 from hybrid.bridge.server.login import is_own_host, make_token
+from hybrid.bridge.server.pages import Site
 from hybrid.errors import ConfigError
 
 COOKIE = f"hybrid-{PORT}"
@@ -194,3 +199,35 @@ def test_a_fault_of_the_server_is_a_typed_error_and_not_its_end(
     assert asked.error("GET", "/api/runs", 500) == {"name": "Error", "message": "a bug"}
     assert "ZeroDivisionError" in caplog.text
     assert asked.json("/api/data") == {"stores": []}
+
+
+def test_the_page_is_served_while_and_although_its_plans_are_not_compiled(
+    built: Path, asked: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go = threading.Event(), threading.Event()
+
+    def slow(out: Path, note: Callable[[str], None]) -> None:
+        begun.set()
+        go.wait(10)
+        raise ZeroDivisionError("no plans today")
+
+    site = Site(slow)
+    begun.wait(10)
+    monkeypatch.setattr(asked.site, "send", site.send)
+    assert "app" in asked.ask("GET", "/").text, "at once"
+    go.set()
+    assert "no plans today" in asked.error("GET", "/site.json", 422)["message"], "who needs the plans waits for them"
+    assert "app" in asked.ask("GET", "/").text
+    site.close()
+
+
+def test_a_server_that_ends_waits_for_no_plans(built: Path) -> None:
+    def endless(out: Path, note: Callable[[str], None]) -> None:
+        while True:
+            note("a plan")
+            time.sleep(0.01)
+
+    site = Site(endless)
+    began = time.monotonic()
+    site.close()
+    assert time.monotonic() - began < 5

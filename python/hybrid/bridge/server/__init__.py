@@ -1,4 +1,4 @@
-"""What serves pages and files: `serve` with `app`, `routes_*`, `login`, `pages`, `runs`, `feed`, `hub` and `imports` (the
+"""What serves pages and files: `serve`, `app`, `routes_*`, `login`, `pages`, `runs`, `feed`, `hub`, `imports` (the
 server of `hybrid serve`), and what a launched run shares: `guard`, `files`, `uploads`, `plans`, `serving`, `refusals`.
 May import everything below `bridge`, `bridge.job`, `bridge.site`, fastapi and uvicorn.
 """

@@ -72,7 +72,7 @@ class Imports:
             self._clean()
             folder = self._folder / identity
             facts = _read(folder)
-            if facts is not None and not self._is_over(facts):
+            if facts is not None and self._is_here(folder, facts):
                 return self._state(identity, facts)
             shutil.rmtree(folder, ignore_errors=True)
             if sum(1 for _ in self._folder.glob(f"*/{_ARCHIVE}")) >= MOST_OPEN:
@@ -130,6 +130,7 @@ class Imports:
                 raise
             facts = {**facts, **result}
             _write(folder, facts)
+            (folder / _ARCHIVE).unlink()  # last: whatever ends this process before, the file can be committed again
             return self._state(identity, facts)
 
     def drop(self, identity: str) -> None:
@@ -159,7 +160,6 @@ class Imports:
         target = step_folder_name(manifest.progress.step)
         unpacked.rename(unpacked.with_name(target))
         RunFile(staged, self._run_facts(whole, config, facts["name"])).update()
-        file.unlink()
         return {
             "run": self._publish(staged, config.run.name),
             "checkpoint": target,
@@ -194,10 +194,18 @@ class Imports:
         wanted = wanted if _RUN_NAME.match(wanted) and len(wanted) <= 100 else "uploaded"
         with self._lock:
             number = 1
-            while (target := self._runs / (wanted if number == 1 else f"{wanted}-{number}")).exists():
+            while True:
+                target = self._runs / (wanted if number == 1 else f"{wanted}-{number}")
                 number += 1
-            staged.rename(target)
-            return target.name
+                if target.exists():
+                    continue
+                try:
+                    staged.rename(target)
+                except OSError:
+                    if target.exists():  # somebody else was faster
+                        continue
+                    raise
+                return target.name
 
     def _facts(self, identity: str) -> Facts:
         facts = _read(self._folder / identity) if _ID.match(identity) else None
@@ -213,9 +221,9 @@ class Imports:
             **{key: facts.get(key) for key in ("run", "checkpoint", "step", "checkpointHash")},
         }
 
-    def _is_over(self, facts: Facts) -> bool:
-        """Whether it has become a run that somebody has removed since."""
-        return "run" in facts and not (self._runs / facts["run"]).is_dir()
+    def _is_here(self, folder: Path, facts: Facts) -> bool:
+        """Whether the file is there, or the run that it has become (somebody may have removed it since)."""
+        return (self._runs / facts["run"]).is_dir() if "run" in facts else (folder / _ARCHIVE).is_file()
 
     def _clean(self) -> None:
         for folder in self._folder.glob("*"):
@@ -276,11 +284,13 @@ def _write(folder: Path, facts: Facts) -> None:
 
 
 def _size(folder: Path, facts: Facts) -> int:
+    if "run" in facts:
+        size: int = facts["size"]
+        return size
     try:
         return (folder / _ARCHIVE).stat().st_size
     except OSError:
-        size: int = facts["size"]
-        return size  # it is a run by now
+        return 0
 
 
 def _sha256(path: Path) -> str:

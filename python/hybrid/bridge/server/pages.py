@@ -14,7 +14,7 @@ from hybrid.bridge.server.files import send_file
 from hybrid.bridge.server.refusals import Refusal
 from hybrid.bridge.server.temporary import TemporaryFolder
 from hybrid.bridge.site import PAGE, built_python, export_site
-from hybrid.errors import HybridError
+from hybrid.errors import HybridError, StopRequested
 from hybrid.resources import resource
 
 INDEX = "index.html"
@@ -22,7 +22,8 @@ WATCH = "web/dist/watch"
 PLANNER = "api/plans"
 EXPORT_SECONDS = 120.0
 
-Export = Callable[[Path], None]
+Note = Callable[[str], None]
+Export = Callable[[Path, Note], None]
 
 
 def built_page() -> Path:
@@ -35,9 +36,9 @@ def built_page() -> Path:
         ) from None
 
 
-def export_for_server(out: Path) -> None:
-    """What `export-site` writes, with the address where this server compiles plans."""
-    export_site(out, python=built_python(), server=PLANNER)
+def export_for_server(out: Path, note: Note) -> None:
+    """What `export-site` writes, with the address where this server compiles plans. note: told of each part."""
+    export_site(out, note=note, python=built_python(), server=PLANNER)
 
 
 class Site:
@@ -50,12 +51,13 @@ class Site:
         self._folder = self._temporary.path / "site"
         self._export = export
         self._problem: Exception | None = None
+        self._closed = False
         self._thread = threading.Thread(target=self._write, name="export", daemon=True)
         self._thread.start()
 
     def send(self, request: Request, name: str) -> Response:
         """A file of the page. Errors: Refusal; HybridError when the plans could not be compiled."""
-        if self._thread.is_alive():
+        if self._thread.is_alive() or self._problem is not None:
             try:
                 return send_file(request, self._built, name)
             except Refusal:
@@ -65,15 +67,21 @@ class Site:
         return send_file(request, self._folder, name)
 
     def close(self) -> None:
+        """What is still compiled is given up."""
+        self._closed = True
         self._thread.join(EXPORT_SECONDS)
         self._temporary.close()
 
     def _write(self) -> None:
         try:
-            self._export(self._folder)
+            self._export(self._folder, self._go_on)
         except Exception as error:  # whatever it is, who asks for a plan is told
             self._problem = error
             shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _go_on(self, part: str) -> None:
+        if self._closed:
+            raise StopRequested(f"the server has ended: {part} was the last part")
 
 
 def watch_page() -> Path:
