@@ -23,6 +23,7 @@ BENCHMARKS: dict[str, list[str]] = {
     "page_load": ["web/page_load.py"],
     "python_in_the_tab": ["web/python_step.py"],
     "shakespeare": ["shakespeare.py"],
+    "torch_step": ["torch_step.py"],
 }
 
 

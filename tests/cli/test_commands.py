@@ -144,14 +144,44 @@ def test_long_work_is_one_line_on_a_terminal_and_nothing_elsewhere(
     assert "batches: 1 of " in err and "\n" not in err and err.endswith("\r\x1b[K")
 
 
+@pytest.fixture
+def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes seconds to see whether torch compiles."""
+    monkeypatch.setattr(doctor, "_examine_torch", lambda: {"runs": False, "problem": "not here", "mixedF16": None})
+
+
+@pytest.mark.usefixtures("without_torch")
 def test_doctor_says_what_runs(capsys: pytest.CaptureFixture[str]) -> None:
     report = document(capsys, "doctor")
     assert report["backends"]["reference"]["runs"] is True
     assert report["backends"]["webgpu"]["runs"] or report["backends"]["webgpu"]["problem"]
     text = output(capsys, "doctor")
-    assert "reference: runs" in text and "adapters" in text
+    assert "reference: runs" in text and "adapters" in text and "torch: does not run: not here" in text
 
 
+@pytest.mark.torch
+def test_doctor_knows_torch_its_device_and_whether_it_compiles(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    from hybrid.backends.torch.examine import examine
+
+    facts = document(capsys, "doctor")["backends"]["torch"]
+    assert facts["runs"] and facts["version"] == torch.__version__ and facts["devices"]
+    assert facts["compiles"] != bool(facts["compileProblem"])
+    report = doctor.examine()
+
+    def broken(*arguments: object) -> object:
+        raise RuntimeError("no compiler here\nat all")
+
+    monkeypatch.setattr(torch, "compile", broken)
+    report["backends"]["torch"] |= examine.__wrapped__()
+    text = doctor.report_text(report)
+    assert f"torch {torch.__version__} on " in text and "does not compile (no compiler here)" in text
+
+
+@pytest.mark.usefixtures("without_torch")
 def test_doctor_without_a_driver_says_what_to_install(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,7 +21,7 @@ flags: list[StopFlag] = []  # of this process's run
 PHASES: dict[str, tuple[str, str, str, int]] = {
     "rendezvous": ("hybrid.backends.torch.ranks", "", "rendezvous", 1),
     "connecting": ("torch.distributed", "", "init_process_group", 1),
-    "building": ("hybrid.backends.torch.session", "", "initial_values", 1),
+    "building": ("hybrid.backends.torch.session", "", "initial_rows", 1),
     "compile": ("hybrid.backends.torch.session", "TorchSession", "_compile", 1),
     "step": ("hybrid.backends.torch.session", "TorchSession", "accumulate", 7),
     "update": ("hybrid.backends.torch.session", "TorchSession", "apply", 3),

@@ -28,6 +28,7 @@ import torch._dynamo  # before forking: it takes seconds, and every optimizer of
 from hybrid.backends.torch.leading import LeadingSession, Orders, follow
 from hybrid.backends.torch.ranks import Ranks
 from hybrid.backends.torch.session import TorchSession
+from hybrid.cli.main import main
 from hybrid.data.batch import Batch
 from hybrid.errors import HybridError
 from hybrid.training.parity.contract import SHORT_STEPS
@@ -75,6 +76,12 @@ def train(folder: Path, name: str, count: int, *assignments: str) -> None:
     with stop.installed():
         outcome = train_on_ranks(lambda: Request(micro_config(folder, *given), folder / name), Services(stop=stop))
     sys.exit(outcome.exit_code)
+
+
+def command(folder: Path, name: str, words: list[str]) -> None:
+    """A command line, as torchrun starts it; what each rank writes to stdout goes to a file."""
+    sys.stdout = (folder / f"{name}.{os.environ['RANK']}.stdout").open("w", encoding="utf-8", buffering=1)
+    sys.exit(main(words))
 
 
 def other(folder: Path, name: str) -> None:
@@ -194,7 +201,8 @@ def actions(folder: Path, name: str) -> None:
 
 
 SCENARIOS = {
-    f.__name__: f for f in (steps, train, other, faulty, elastic, evaluations, uncompiled, leg, differing, actions)
+    f.__name__: f
+    for f in (steps, train, command, other, faulty, elastic, evaluations, uncompiled, leg, differing, actions)
 }
 SCENARIOS.update(saves.SCENARIOS, sharded=sharded)
 

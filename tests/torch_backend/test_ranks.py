@@ -117,6 +117,31 @@ def test_ranks_whose_weights_differ_after_the_first_step_are_stopped(tmp_path: P
     assert outcome["seconds"] < SECONDS
 
 
+def test_a_dry_run_sets_up_every_rank_and_speaks_once(tmp_path: Path) -> None:
+    """Data, settings, resume and memory, and an error of the command line; nothing is left in the run's folder."""
+    file = str(config_file(tmp_path))
+    words = ["train", file, "--backend", "torch", "--set", "backend.device=cpu", "--json", "--dry-run", "--run-dir"]
+    resumed = str(tmp_path / "resumed")
+    outcomes = run_jobs(
+        tmp_path, job("train", 2, "resumed", count=2),
+        job("command", 2, "new", words=[*words, str(tmp_path / "one")]),
+        job("command", 2, "wrong", words=[*words, resumed, "--set", "model.width=17"]),
+    )  # fmt: skip
+    outcomes |= run_jobs(tmp_path, job("command", 2, "again", words=[*words, resumed, "--steps", "9"]))
+    assert outcomes["new"]["codes"] == outcomes["again"]["codes"] == [0, 0], outcomes
+    assert outcomes["wrong"]["codes"] == [ConfigError.exit_code] * 2
+    said = {}
+    for name in ("new", "again", "wrong"):
+        assert (tmp_path / f"{name}.1.stdout").read_text() == ""
+        lines = (tmp_path / f"{name}.0.stdout").read_text().splitlines()
+        said[name] = [json.loads(line) for line in lines if json.loads(line)["event"] in ("dry-run", "error")]
+    assert [event["event"] for event in said["new"]] == ["dry-run"] and not (tmp_path / "one").exists()
+    (report,) = said["again"]
+    assert (report["step"], report["steps"], report["backend"]["worldSize"]) == (2, 9, 2)
+    assert report["memory"]["total"] > 0 and report["resumesFrom"]["step"] == 2
+    assert [event["event"] for event in said["wrong"]] == ["error"]
+
+
 def test_torchrun_trains(tmp_path: Path) -> None:
     """The launcher itself. Only rank 0 speaks."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

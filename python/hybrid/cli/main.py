@@ -100,7 +100,8 @@ def _run(words: list[str]) -> int:
         raise
     except Exception as error:
         # Asked of the words and not of what was parsed: a program that reads JSON is also told of its own mistakes.
-        if "--json" in words:
+        # Of several processes that torchrun started, one speaks.
+        if "--json" in words and os.environ.get("RANK", "0") == "0":
             try:
                 print(json.dumps({"event": "error", **error_facts(error)}), flush=True)
             except OSError:

@@ -85,7 +85,7 @@ def path(text: str) -> Path:
     return Path(text)
 
 
-def add_backend_options(parser: argparse.ArgumentParser, backends: str = "auto, webgpu or reference") -> None:
+def add_backend_options(parser: argparse.ArgumentParser, backends: str = "auto, webgpu, reference or torch") -> None:
     """`--backend` and `--adapter`. backends: those of the command, for its help."""
     parser.add_argument("--backend", metavar="NAME", help=f"{backends} (default: auto)")
     parser.add_argument(

@@ -11,7 +11,11 @@ from typing import Any
 from hybrid.cli.parser import Subparsers, add_command
 
 PACKAGES = ("numpy", "wgpu", "tokenizers", "safetensors", "pydantic", "rich")
-EXTRAS = {"tensorboard": "for telemetry.tensorboard", "torch": "for the tests"}  # each is an extra of that name
+EXTRAS = {  # each is an extra of that name
+    "torch": "for --backend torch",
+    "tensorboard": "for telemetry.tensorboard",
+    "wandb": "for telemetry.wandb",
+}
 
 F16_TEXTS = {True: " and mixed-f16", False: " (no mixed-f16 here)", None: ", and mixed-f16 where its adapter can"}
 
@@ -70,6 +74,7 @@ def examine() -> dict[str, Any]:
         "backends": {
             "webgpu": {"runs": chosen is not None, "problem": problem, "mixedF16": _has_f16(adapters, chosen)},
             "reference": {"runs": True, "problem": "", "mixedF16": True},
+            "torch": _examine_torch(),
             "browser": _examine_browser(),
         },
     }
@@ -103,6 +108,20 @@ def _examine_adapter(adapter: Any) -> dict[str, Any]:
     except Exception as error:
         facts["problem"] = f"it cannot be opened: {error}"
     return facts
+
+
+def _examine_torch() -> dict[str, Any]:
+    """Version, devices, and whether torch compiles here. Nothing of torch is loaded where it is not installed."""
+    from hybrid.errors import MissingDependency
+
+    try:
+        from hybrid.backends.torch.examine import examine as examine_torch
+
+        return {"runs": True, "problem": "", "mixedF16": True, **examine_torch()}
+    except MissingDependency as error:
+        return {"runs": False, "problem": str(error), "mixedF16": None}
+    except (ImportError, OSError) as error:  # an installation that is broken
+        return {"runs": False, "problem": f"torch cannot be loaded: {error}", "mixedF16": None}
 
 
 def _examine_browser() -> dict[str, Any]:
@@ -176,7 +195,7 @@ def report_text(report: dict[str, Any]) -> str:
     lines += ["", "backends:"]
     for name, facts in report["backends"].items():
         if facts["runs"]:
-            lines.append(f"  {name}: runs; precision f32{F16_TEXTS[facts['mixedF16']]}")
+            lines.append(f"  {name}: runs; precision f32{F16_TEXTS[facts['mixedF16']]}{_torch_text(facts)}")
         else:
             lines.append(f"  {name}: does not run: {facts['problem']}")
     missing = {name: facts["use"] for name, facts in report["extras"].items() if facts["version"] is None}
@@ -184,6 +203,14 @@ def report_text(report: dict[str, Any]) -> str:
         lines += ["", "optional packages that are not installed:"]
         lines += [f"  {name} ({use}): pip install 'hybrid[{name}]'" for name, use in missing.items()]
     return "\n".join(lines)
+
+
+def _torch_text(facts: dict[str, Any]) -> str:
+    """What is known of torch only; empty for other backends."""
+    if "compiles" not in facts:
+        return ""
+    compiles = "compiles" if facts["compiles"] else f"does not compile ({facts['compileProblem']})"
+    return f" and mixed-bf16\n     torch {facts['version']} on {', '.join(facts['devices'])}; {compiles}"
 
 
 def _yes(value: bool) -> str:
