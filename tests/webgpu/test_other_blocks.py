@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from hybrid.backends.protocol import GenerateOptions
 from hybrid.backends.reference.session import ReferenceSession
 from hybrid.models import decoder
 from webgpu.test_session import LLAMA, SETTINGS, batches, take
@@ -54,4 +55,21 @@ def test_steps_and_evaluations_with_another_block_are_those_of_the_reference(dev
     )
     norms = np.linalg.norm(update) * np.linalg.norm(expected_update)
     assert 1 - np.vdot(update, expected_update) / norms <= 1e-6
+    mine.close()
+
+
+def test_n_grams_are_written_with_as_they_are_read_with_one_token_after_the_other(device, monkeypatch):
+    from hybrid.backends.webgpu.session import WebGPUSession
+
+    monkeypatch.setattr(decoder, "embed", embed_with_ngrams)
+    theirs, mine = ReferenceSession(MODEL, **SETTINGS), WebGPUSession(MODEL, **SETTINGS, device=device)
+    prompt = [3, 1, 2]
+    for session in (theirs, mine):
+        take(session, MODEL, 1, 5)
+        written = list(session.generate(prompt, GenerateOptions(tokens=6, temperature=0.0)))
+        ids = list(prompt)
+        for _ in written:  # each of them after a prefill of all before it
+            ids += session.generate(ids, GenerateOptions(tokens=1, temperature=0.0))
+        assert ids == prompt + written
+        assert len(set(written)) > 1
     mine.close()

@@ -8,7 +8,7 @@ bits.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -71,6 +71,12 @@ def ngram_buckets(ids: Ids, segment_ids: Ids, *, order: int, buckets: int, seed:
         same = segment_ids[:, back:] == segment_ids[:, :end]
         grams[-1 - back, :, back:] = np.where(same, ids[:, :end], np.uint32(NO_TOKEN))
     return _buckets(grams, buckets, seed)
+
+
+def previous_ids(seen: Sequence[int], count: int) -> Ids:
+    """What a decoding program is told of the tokens before its own: the last `count` of `seen` as u32 [1, count]."""
+    known = list(seen)[-count:]
+    return np.array([[NO_TOKEN] * (count - len(known)) + known], np.uint32)
 
 
 def ngram_buckets_after(ids: Ids, previous_ids: Ids, *, order: int, buckets: int, seed: int) -> Ids:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from hybrid.backends.protocol import Evaluation, GenerateOptions, SessionState, StepInfo, StepResult
 from hybrid.backends.reference.executor import PRECISIONS, Executor, Run, working_copies
-from hybrid.backends.row_index import row_indices
+from hybrid.backends.row_index import previous_ids, row_indices
 from hybrid.backends.sampling import generate
 from hybrid.backends.state_check import check_state
 from hybrid.backends.validate import validate_batch
@@ -261,6 +261,7 @@ class ReferenceSession:
     def generate(self, prompt: list[int], options: GenerateOptions) -> Iterator[int]:
         """See `backends.sampling.generate`. The weights are those of the moment each token is asked for."""
         caches: dict[str, Array] = {}
+        seen: list[int] = []  # what they hold
 
         def decode(ids: list[int], start: int) -> Array:
             executor = self._decoders(len(ids))
@@ -273,6 +274,11 @@ class ReferenceSession:
                 "start": row[:1],
                 "last": np.array([len(ids) - 1], np.uint32),
             }
+            del seen[start:]
+            before = executor.graph.inputs.get("previous_ids")
+            if before is not None:
+                inputs["previous_ids"] = previous_ids(seen, before.shape[1])
+            seen.extend(ids)
             self._runs += 1
             logits: Array = executor.run(inputs, self._working, caches=caches).outputs["logits"]
             return logits

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybrid.backends.protocol import Evaluation, GenerateOptions, SessionState, StepInfo, StepResult
+from hybrid.backends.row_index import previous_ids
 from hybrid.backends.sampling import generate
 from hybrid.backends.state_check import check_state
 from hybrid.backends.validate import validate_batch
@@ -191,6 +192,7 @@ class WebGPUSession:
         self._optimizer_step = state.optimizer_step  # known for certain; the device may be ahead by the steps in flight
         self._refill_schedule()
         self._info: StepInfo | None = None
+        self._seen: list[int] = []  # tokens in the key/value caches
         self._begun = 0
         self._inspected = False
         self._results: list[StepResult] = []
@@ -356,13 +358,17 @@ class WebGPUSession:
     def _prefill(self, window: list[int]) -> NDArray[np.float32]:
         size = int(self.plan.settings["prefillTokens"])
         logits = np.zeros(0, np.float32)
+        self._seen = []
         for start in range(0, len(window), size):
             part = window[start : start + size]
             logits = self._decode("prefill", part + [0] * (size - len(part)), start, len(part) - 1)
+            self._seen += part
         return logits
 
     def _decode_one(self, token: int, position: int) -> NDArray[np.float32]:
-        return self._decode("decode", [token], position, 0)
+        logits = self._decode("decode", [token], position, 0)
+        self._seen.append(token)
+        return logits
 
     @_tells_loss
     def _decode(self, program: str, ids: list[int], start: int, last: int) -> NDArray[np.float32]:
@@ -372,6 +378,9 @@ class WebGPUSession:
         write(f"{program}/positions", positions.astype(np.uint32))
         write(f"{program}/start", np.array([start], np.uint32))
         write(f"{program}/last", np.array([last], np.uint32))
+        before = self.plan.tensors.get(f"{program}/previous_ids")
+        if before is not None:
+            write(f"{program}/previous_ids", previous_ids(self._seen, before.shape[1]))
         self.executor.run(program)
         return self.executor.read_tensor("logits")
 
