@@ -14,10 +14,14 @@ const DIST = fileURLToPath(new URL("dist", import.meta.url));
 const PYTHON = "pyodide"; // what `build_pyodide.js` has put there, which takes longer and is seldom another
 
 /**
+ * The launch page. What it shares with its worker is in both: neither waits for another file, and the page can say that the
+ * worker is broken.
+ *
  * @param {boolean} write to `dist/`; otherwise the files are only returned
  */
-export function bundle(write) {
-  return bundled(["launch/launch.js", "launch/worker.js", "launch/launch.css"], "dist", write);
+export async function bundle(write) {
+  const page = await bundled(["launch/launch.js", "launch/launch.css"], "dist", write);
+  return { page, worker: await bundled(["launch/worker.js"], "dist", write) };
 }
 
 /**
