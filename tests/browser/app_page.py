@@ -17,9 +17,16 @@ class App:
     """The page, and what a person does with it."""
 
     def __init__(
-        self, chromium: Chromium, site: StaticServer, script: str = "", in_worker: str = "", **options: Any
+        self,
+        chromium: Chromium,
+        site: StaticServer | str,
+        script: str = "",
+        in_worker: str = "",
+        path: str = f"{PATH}index.html",
+        **options: Any,
     ) -> None:
-        """script, in_worker: code of ours with which the page, or its worker, begins."""
+        """site: what serves it, or its origin. script, in_worker: code of ours with which the page, or its worker,
+        begins."""
         self.requests: list[str] = []
 
         def new_context() -> Any:
@@ -37,8 +44,8 @@ class App:
                 context.add_init_script(script)
             return context
 
-        self.origin = site.url
-        self.page = BrowserPage(chromium, f"{site.url}{PATH}index.html", new_context)
+        self.origin = site if isinstance(site, str) else site.url
+        self.page = BrowserPage(chromium, self.origin + path, new_context)
         self.do = self.page.do
 
     def press(self, name: str) -> None:

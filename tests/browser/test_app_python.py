@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from bridge.served import TOKEN
 from browser import site_fixtures
 from browser.app_page import PATH, App
 from browser.harness import Chromium, StaticServer
+from hybrid.bridge.server.serve import Options, serving
 from hybrid.cli.main import main
 from hybrid.resources import resource
 
@@ -70,6 +72,18 @@ def test_a_model_of_any_size_is_compiled_in_the_tab_trained_and_continued_on_the
     [saved] = (tmp_path / "runs").glob("*/checkpoints/step-00000020")
     config = json.loads((saved / "config.json").read_text())
     assert (config["num_hidden_layers"], config["hidden_size"]) == (1, 16)
+
+
+def test_a_server_that_has_the_page_compiles_for_it(chromium: Chromium, tmp_path: Path) -> None:
+    options = Options(tmp_path / "runs", tmp_path / "stores", TOKEN, port=0)
+    with serving(options) as here, App(chromium, f"http://127.0.0.1:{here.port}", path=f"/?token={TOKEN}") as app:
+        app.ready()
+        _choose(app, SHAPE)
+        assert app.wait("#fit:text-matches('It needs')").startswith("8,240 parameters. It needs ")
+        app.begin(5)
+        assert app.finish() == "Finished at step 5."
+        assert any(url.endswith("/api/plans") for url in app.requests)
+        assert not _python(app)
 
 
 def _python(app: App) -> list[str]:
