@@ -24,10 +24,10 @@ def run_suite(tmp_path: Path) -> Suite:
         "import pytest\n@pytest.mark.swiftshader\ndef test_one(): pass\n", encoding="utf-8"
     )
 
-    def run(**environment: str) -> tuple[int, str]:
+    def run(*options: str, **environment: str) -> tuple[int, str]:
         clean = {name: value for name, value in os.environ.items() if name != "HYBRID_REQUIRE"}
         done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"],
+            [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options],
             cwd=tmp_path,
             env=clean | environment,
             capture_output=True,
@@ -38,11 +38,12 @@ def run_suite(tmp_path: Path) -> Suite:
     return run
 
 
-def test_a_missing_driver_is_named_in_the_summary(run_suite: Suite) -> None:
-    code, output = run_suite()
+@pytest.mark.parametrize("options", [(), ("--numprocesses", "2")], ids=["alone", "in-two-processes"])
+def test_a_missing_driver_is_named_in_the_summary(run_suite: Suite, options: tuple[str, ...]) -> None:
+    code, output = run_suite(*options)
     assert code == pytest.ExitCode.OK
     assert "1 skipped" in output
-    assert "1 test(s) marked swiftshader: no vk_swiftshader_icd.json" in output
+    assert "1 test(s): needs swiftshader: no vk_swiftshader_icd.json" in output
 
 
 def test_a_missing_driver_that_is_required_is_an_error(run_suite: Suite) -> None:
