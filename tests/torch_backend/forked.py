@@ -38,8 +38,7 @@ from hybrid.training.ranks import train_on_ranks
 from hybrid.training.signals import StopFlag
 from hybrid.training.start import Request, Services
 from parity.legs import load_state, save_state, train_steps
-from torch_backend import faults, saves
-from torch_backend.sharded import compile_once, sharded
+from torch_backend import faults, saves, sharded
 from training.micro import micro_config
 
 CPU = torch.device("cpu")
@@ -104,7 +103,7 @@ def elastic(folder: Path, name: str, count: int) -> None:
     told = (folder / f"{name}.rows.{os.environ['RANK']}").open("a", encoding="utf-8")
 
     def accumulate(self: TorchSession, batch: Batch) -> None:
-        if self.ranks is not None and batch.target_tokens:  # not while it warms up
+        if hasattr(self, "compared") and batch.target_tokens:  # not while it warms up
             assert self._info is not None
             told.write(json.dumps([self._info.data_step, hashlib.sha256(batch.ids.tobytes()).hexdigest()]) + "\n")
             told.flush()
@@ -145,8 +144,8 @@ def uncompiled(folder: Path, name: str) -> None:
         torch.compile = partial(torch.compile, backend="eager")
     compile_, notes = TorchSession._compile, []  # type: ignore[var-annotated]
 
-    def watched(self: TorchSession, note: Any, ranks: Ranks | None) -> None:
-        compile_(self, notes.append, ranks)
+    def watched(self: TorchSession, note: Any, warm_up: Any) -> None:
+        compile_(self, notes.append, warm_up)
         (folder / f"{name}.{os.environ['RANK']}.json").write_text(json.dumps([self.mode, notes]))
 
     TorchSession._compile = watched  # type: ignore[method-assign]
@@ -204,7 +203,7 @@ SCENARIOS = {
     f.__name__: f
     for f in (steps, train, command, other, faulty, elastic, evaluations, uncompiled, leg, differing, actions)
 }
-SCENARIOS.update(saves.SCENARIOS, sharded=sharded)
+SCENARIOS.update(saves.SCENARIOS | sharded.SCENARIOS)
 
 
 def _rank(folder: Path, job: dict[str, Any], rank: int, port: int, errors: Path) -> int:
@@ -292,7 +291,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     wanted = json.load(sys.stdin)
     if any("compiled" in str(one["arguments"]) for one in wanted):
-        compile_once()
+        sharded.compile_once()
     torch.compile(torch.neg, backend="eager")(torch.zeros(1))  # what that imports, the ranks need not
     gc.collect()
     gc.freeze()  # nor look at, and so copy, what is there already

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,7 +29,11 @@ from hybrid.data.batch import IGNORE, Batch
 from hybrid.models.initial_numpy import initial_values
 from hybrid.training.parity.runtimes import session_arguments
 from hybrid.training.parity.workload import MODELS, Workload
+from hybrid.training.ranks import train_on_ranks
+from hybrid.training.signals import StopFlag
+from hybrid.training.start import Request, Services
 from models.small import random_batch
+from training.micro import micro_config
 
 CPU = torch.device("cpu")
 
@@ -95,12 +100,22 @@ def _trace_only() -> None:
 # --- what the processes do -------------------------------------------------------------------------------------------
 
 
-def sharded(folder: Path, name: str, cases: dict[str, dict[str, Any]], node: int = 0) -> None:
+def sharded(
+    folder: Path, name: str, cases: dict[str, dict[str, Any]], node: int = 0, spoilt: int | None = None
+) -> None:
     """Each case is {"do": one of `DO`, ...}; rank 0 writes what it gives. node: ranks of a node. tight: the device of
-    rank 0 has no memory, as far as one can tell."""
+    rank 0 has no memory, as far as one can tell. spoilt: a rank that changes a weight before each update."""
     rank = int(os.environ["RANK"])
     if node:
         os.environ.update(LOCAL_WORLD_SIZE=str(node), LOCAL_RANK=str(rank % node))
+    if spoilt == rank:
+        original = TorchSession.apply
+
+        def apply(self: TorchSession) -> None:
+            self.state_tensors()[0][0, 0] += 1.0
+            original(self)
+
+        TorchSession.apply = apply  # type: ignore[method-assign]
     _trace_only()
     with Ranks(CPU) as ranks:
         if ranks.rank:
@@ -113,6 +128,16 @@ def sharded(folder: Path, name: str, cases: dict[str, dict[str, Any]], node: int
             sharding._memory = (lambda *_: 1) if facts.pop("tight", False) else memory
             np.savez(folder / f"{name}.{case}.npz", **do(partial(LeadingSession, ranks, orders), **facts))
         orders.give("end", None)
+
+
+def sharded_run(folder: Path, name: str, count: int, assignments: list[str]) -> None:
+    """A whole run with the micro settings."""
+    given = ("backend.name=torch", "backend.device=cpu", "data.microbatchSize=1", f"run.steps={count}", *assignments)
+    sys.exit(
+        train_on_ranks(
+            lambda: Request(micro_config(folder, *given), folder / name), Services(stop=StopFlag())
+        ).exit_code
+    )
 
 
 def do_train(make: Any, model: str, count: int, overflow_step: int = 0, precision: str = "f32", **settings: Any) -> Any:
@@ -164,6 +189,7 @@ def do_peak(make: Any, layers: int, **settings: Any) -> Any:
     rest = sum(p.numel() for p in root.parameters()) - layers * matrices
     left = sum(p.numel() for p in root.parameters() if not isinstance(p, DTensor))
     found = {"units": len(units), "layer": 4 * matrices, "rest": 4 * rest, "left": 4 * left}
+    found["own"] = sum(session.memory()[arena] for arena in ("params", "grads", "moment1", "moment2"))
     return {**found, "peak": watch.peak}
 
 
@@ -193,4 +219,5 @@ class Watch(TorchDispatchMode):
         return result
 
 
+SCENARIOS = {f.__name__: f for f in (sharded, sharded_run)}
 DO = {"train": do_train, "split": do_split, "use": do_use, "peak": do_peak}

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from backends.sessions import ADAMW, SEED, assert_states_equal, parts, reference, step, steps_of
 from hybrid.backends.protocol import GenerateOptions, StepInfo
@@ -234,6 +235,28 @@ def test_recomputing_changes_no_bit_and_keeps_less(recompute: bool | str) -> Non
     for s, batches in enumerate(steps_of(cfg, 2), 1):
         assert step(kept, s, *batches).loss == step(again, s, *batches).loss
     assert_states_equal(kept.export_state(), again.export_state())
+
+
+def test_selective_recomputing_repeats_no_product() -> None:
+    products: dict[bool | str, int] = {}
+    for recompute in (False, True, "selective"):
+        it, batch = session(recompute=recompute), random_batch(LLAMA)
+        with Counting() as counting:
+            step(it, 1, batch)
+        products[recompute] = counting.products
+    assert products["selective"] == products[False] < products[True]
+
+
+class Counting(TorchDispatchMode):
+    """Counts the products of matrices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.products = 0
+
+    def __torch_dispatch__(self, op: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+        self.products += op in (torch.ops.aten.mm.default, torch.ops.aten.bmm.default)
+        return op(*arguments, **(options or {}))
 
 
 # --- the protocol -------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,9 @@ from hybrid.errors import ConfigError
 from hybrid.models.parameters import count_parameters
 from hybrid.training.parity.runtimes import session_arguments
 from hybrid.training.parity.workload import MODELS
-from torch_backend.jobs import job, run_jobs
+from torch_backend.jobs import SECONDS, job, run_jobs
 from torch_backend.sharded import split_arguments, split_step, train, workload
+from training.micro import entries, run, run_file
 
 pytestmark = pytest.mark.torch
 
@@ -25,7 +27,6 @@ HALF = {"model": "llama", "count": 3, "precision": "mixed-f16", "overflow_step":
 STEPS = {
     # Each rank has one row of each step; two ranks are a "node".
     "ddp": {"model": "looped", "count": 3, **NONE},
-    "llama": {"model": "llama", "count": 3, **FULL},
     "gpt2": {"model": "gpt2", "count": 3, **FULL, "recompute": True},
     "looped": {"model": "looped", "count": 3, **FULL},
     "hybrid": {"model": "looped", "count": 3, **HYBRID},
@@ -38,7 +39,6 @@ SPLITS = {
     # Eight rows in microbatches of one: by the number of ranks, how they are held.
     "two": {"none": NONE, "full": FULL, "compiled": {**FULL, "compiled": True}},
     "four": {
-        "full": FULL,
         "compiled": {**HYBRID, "compiled": True},
         "tight": {"sharding": "auto", "tight": True},
         "tight-hybrid": {**HYBRID, "tight": True},
@@ -46,24 +46,39 @@ SPLITS = {
     "eight": {"none": NONE, "full": FULL},
 }
 SIZES = {"two": 2, "four": 4, "eight": 8}
-USES = {"use-full": FULL, "use-hybrid": HYBRID}
 LAYERS = 5
+RUN = {"backend.sharding": "full", "evaluation.every": 2, "sampling.every": 2, "checkpoint.every": 2}
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """What a case of a group of processes gave: `found(group, case)`."""
-    folder = tmp_path_factory.mktemp("sharded")
-    jobs = []
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("sharded")
+
+
+@pytest.fixture(scope="module")
+def outcomes(folder: Path) -> dict[str, Any]:
+    """All processes of this file, side by side."""
+    spoilt = {"split": {"do": "split", **HYBRID}}
+    jobs = [
+        job("sharded", 4, "spoilt", cases=spoilt, node=2, spoilt=1),
+        job("sharded_run", 2, "run", count=3, assignments=[f"{key}={value}" for key, value in RUN.items()]),
+        job("sharded_run", 3, "run", count=6, assignments=["backend.sharding=full"]),
+    ]
     for group, splits in SPLITS.items():
         cases = {f"split-{case}": {"do": "split", **facts} for case, facts in splits.items()}
         if group == "four":
             cases |= {case: {"do": "train", **facts} for case, facts in STEPS.items()}
-            cases |= {case: {"do": "use", **facts} for case, facts in USES.items()}
+            cases["use"] = {"do": "use", **HYBRID}
             cases["peak"] = {"do": "peak", "layers": LAYERS, **FULL}
         jobs.append(job("sharded", SIZES[group], group, cases=cases, node=2 if group == "four" else 0))
-    for outcome in run_jobs(folder, *jobs).values():
-        assert set(outcome["codes"]) == {0}, outcome["errors"]
+    return run_jobs(folder, *jobs)
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path, outcomes: dict[str, Any]) -> Any:
+    """What a case of a group of processes gave: `found(group, case)`."""
+    for group in SPLITS:
+        assert set(outcomes[group]["codes"]) == {0}, outcomes[group]["errors"]
     return lambda group, case: np.load(folder / f"{group}.{case}.npz")
 
 
@@ -121,15 +136,15 @@ def test_any_split_over_ranks_and_microbatches_gives_the_gradients_of_one(found:
 
 def test_a_rank_holds_two_whole_layers_at_most(found: Any) -> None:
     """Beside the root's tensors, which are whole throughout; buffers of collectives counted, too."""
-    peak = {name: int(found("four", "peak")[name]) for name in ("units", "layer", "rest", "left", "peak")}
+    peak = {name: int(found("four", "peak")[name]) for name in ("units", "layer", "rest", "left", "peak", "own")}
     assert peak["units"] == LAYERS + 1
     assert peak["layer"] + peak["rest"] < peak["peak"] <= 2 * peak["layer"] + peak["rest"]
     assert peak["left"] == 0  # nothing stays whole between steps
+    assert peak["own"] == pytest.approx((LAYERS * peak["layer"] + peak["rest"]) * 4 / 4, rel=0.01)
 
 
-@pytest.mark.parametrize("case", USES)
-def test_a_sharded_session_evaluates_samples_and_takes_a_state(found: Any, case: str) -> None:
-    ours, work = found("four", case), workload("gpt2", 1)
+def test_a_sharded_session_evaluates_samples_and_takes_a_state(found: Any) -> None:
+    ours, work = found("four", "use"), workload("gpt2", 1)
     assert ours["foreign"].tolist() == []  # initial weights, bit for bit
     one = TorchSession(work.model, **session_arguments(work))
     theirs = train(one, work)
@@ -139,6 +154,28 @@ def test_a_sharded_session_evaluates_samples_and_takes_a_state(found: Any, case:
     assert ours["evaluation"] == pytest.approx(expected, rel=1e-6)
     assert ours["tokens"].tolist() == list(one.generate([1, 2, 3], GenerateOptions(tokens=40, temperature=1.0)))
     assert ours["differing"].tolist() == [] and ours["step"] == 1
+
+
+def test_ranks_that_compute_with_different_weights_are_stopped(outcomes: dict[str, Any]) -> None:
+    """One of the two copies of HSDP differs: seen by the ranks of both."""
+    assert outcomes["spoilt"]["codes"] == [1] * 4
+    assert len(set(outcomes["spoilt"]["errors"])) == 1
+    assert "the ranks have different weights after their first step" in outcomes["spoilt"]["errors"][0]
+    assert outcomes["spoilt"]["seconds"] < SECONDS
+
+
+def test_a_sharded_run_evaluates_samples_saves_and_goes_on(folder: Path, outcomes: dict[str, Any]) -> None:
+    """Two ranks, then three, then one without shards, against one all the way."""
+    assert set(outcomes["run"]["codes"]) == {0}, outcomes["run"]["errors"]
+    described = run_file(folder)["backend"]
+    assert (described["worldSize"], described["parallel"], described["sharding"]["shards"]) == (3, "fsdp2", 3)
+    assert described["sharding"]["reason"] == "asked for"
+    settings = ("backend.name=torch", "backend.device=cpu", "data.microbatchSize=1", "run.steps=8")
+    run(folder, *settings)
+    run(folder, *settings, *(f"{key}={value}" for key, value in RUN.items()), run="straight")
+    for ours, theirs in zip(entries(folder), entries(folder, "straight"), strict=True):
+        assert ours["total_loss"] == pytest.approx(theirs["total_loss"], rel=1e-6)
+        assert ours["gradient_norm_unclipped"] == pytest.approx(theirs["gradient_norm_unclipped"], rel=1e-5)
 
 
 # --- the choice ---------------------------------------------------------------------------------------------------

@@ -196,8 +196,11 @@ class Orders:
         self._count += 1
 
     def take(self) -> tuple[str, list[Any]]:
-        name, *content = self._ranks.hear(f"{ORDER}/{self._count}")
-        self._ranks.store.delete_key(f"{ORDER}/{self._count - self._ranks.size}")  # everyone has long heard it
+        key, store = f"{ORDER}/{self._count}", self._ranks.store
+        name, *content = self._ranks.hear(key)
+        if store.add(f"{key}/heard", 1) == self._ranks.size - 1:  # some ranks may be far behind others
+            store.delete_key(key)
+            store.delete_key(f"{key}/heard")
         self._count += 1
         return name, content
 

@@ -150,7 +150,7 @@ class TorchSession:
         self._run: Any = self._root
         with ranks.together("setting up shards") if ranks is not None and self.layout.sharded else nullcontext():
             if self.layout.sharded and compiled:
-                self._compile(self._warm_up_layers, note)
+                self._compile(note, self._warm_up_layers)
             with _limits("weights, gradients and moments"):
                 mesh = None
                 if self.layout.sharded:
@@ -167,7 +167,7 @@ class TorchSession:
                     self.device,
                 )
             if not self.layout.sharded and compiled:
-                self._compile(self._warm_up, note)
+                self._compile(note, self._warm_up)
             if training:
                 self._warm_up()
         if ranks is not None and not self.layout.sharded:
@@ -197,7 +197,7 @@ class TorchSession:
             for name, local in self._held.local.items():
                 local.copy_(torch.from_numpy(initial_rows(self._specs[name], seed, *self._held.rows(name))))
 
-    def _compile(self, warm_up: Callable[[], None], note: Callable[[str], None]) -> None:
+    def _compile(self, note: Callable[[str], None], warm_up: Callable[[], None]) -> None:
         """Compile the layers; back to eager, on every rank, where that fails on any."""
         self._root.compile_layers()
         reason = ""
