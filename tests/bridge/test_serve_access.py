@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from bridge.served import BASE, HOST, LOGIN, PORT, TOKEN, Served
+from bridge.served import BASE, HOST, LOGIN, PORT, TOKEN, Served, running
 from hybrid.bridge.server.login import is_own_host, make_token
 from hybrid.bridge.server.pages import Site
-from hybrid.errors import ConfigError
+from hybrid.errors import ConfigError, HybridError
 
 COOKIE = f"hybrid-{PORT}"
 PLACES = [
@@ -231,3 +231,18 @@ def test_a_server_that_ends_waits_for_no_plans(built: Path) -> None:
     began = time.monotonic()
     site.close()
     assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("page", ["app", "watch"])
+def test_a_page_that_is_not_built_is_said_so(built: Path, tmp_path: Path, page: str) -> None:
+    (built / page / "index.html").unlink()
+
+    def there(name: str) -> Path:
+        if not (tmp_path / "built" / name).exists():
+            raise HybridError("lacks it")
+        return tmp_path / "built" / name
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hybrid.bridge.server.pages.resource", there)
+        with pytest.raises(HybridError, match=f"{page} is not built: run `make web`"), running(tmp_path):
+            pass

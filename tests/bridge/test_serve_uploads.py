@@ -225,6 +225,23 @@ def test_a_full_disk_is_said_so_and_costs_nothing(
     assert commit(served, upload)["run"] == "micro"
 
 
+def test_a_disk_that_fills_up_while_a_run_is_made_costs_no_upload(
+    served: Served, recording: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = packed(recording, tmp_path)
+    upload = declare(served, file)["id"]
+    put(served, upload, 0, file.read_bytes())
+
+    def full(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", full)
+        assert "No space left" in commit(served, upload, 507)["error"]["message"]
+    assert served.json("/api/runs") == {"runs": []}
+    assert commit(served, upload)["run"] == "micro"
+
+
 # --- what is no checkpoint
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -107,6 +110,30 @@ def test_runs_are_watched_and_compared(chromium: Chromium, place: Place, runs: P
         lines = (runs / "first" / "metrics.jsonl").read_text().splitlines(keepends=True)
         (runs / "first" / "metrics.jsonl").write_text("".join(lines[:40]))
         assert tab.problems == []
+
+
+def test_two_tabs_and_a_terminal_watch_one_run(chromium: Chromium, place: Place, runs: Path, tmp_path: Path) -> None:
+    command = [
+        sys.executable, "-m", "hybrid", "train", str(micro.config_file(tmp_path)), "--backend", "reference",
+        "--run-dir", str(runs / "watched"), "--steps", "60", "--set", "evaluation.every=20", "--json",
+    ]  # fmt: skip
+    write_run(runs, "watched")  # so that the tabs are there from the first step on
+    with Tab(chromium, place, "/runs/") as one, Tab(chromium, place, "/runs/") as other:
+        for tab in (one, other):
+            tab.wait("#link-watched")
+            tab.do(lambda page: page.evaluate("location.hash = 'run/watched'"))
+            tab.wait("#status:text('running')")
+        (runs / "watched" / "run.json").unlink()
+        terminal = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+        shown = [event for event in map(json.loads, terminal.stdout.splitlines()) if event["event"] == "validation"]
+        rows = [json.loads(line) for line in (runs / "watched" / "metrics.jsonl").read_text().splitlines()]
+        for tab in (one, other):
+            tab.wait("#status:text('finished')")
+            tab.wait("#step:text('60 of 60')")
+            assert tab.wait("#loss") == f"{rows[-1]['total_loss']:.4f}"
+            assert tab.wait("#validation") == f"{shown[-1]['loss']:.4f}"
+            assert tab.problems == []
+    shutil.rmtree(runs / "watched")
 
 
 def test_the_training_page_runs_under_the_headers_of_the_server(chromium: Chromium, place: Place) -> None:

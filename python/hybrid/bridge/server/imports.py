@@ -125,7 +125,10 @@ class Imports:
                 self._pieces.pop(identity, None)
             try:
                 result = self._make_run(folder, facts)
-            except HybridError:
+            except HybridError as error:
+                if type(error) is HybridError:  # the disk refuses; the file may be good
+                    shutil.rmtree(folder / _STAGED, ignore_errors=True)
+                    raise _no_room(str(error)) from error
                 shutil.rmtree(folder, ignore_errors=True)
                 raise
             facts = {**facts, **result}

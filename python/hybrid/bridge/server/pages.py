@@ -26,13 +26,13 @@ Note = Callable[[str], None]
 Export = Callable[[Path, Note], None]
 
 
-def built_page() -> Path:
-    """The folder of the built page. HybridError with what to do if there is none."""
+def built_page(page: str = PAGE) -> Path:
+    """The folder of a built page. HybridError with what to do if there is none."""
     try:
-        return resource(f"{PAGE}/{INDEX}").parent
+        return resource(f"{page}/{INDEX}").parent
     except HybridError:
         raise HybridError(
-            "the page is not built: run `make web` in the checkout (a wheel has it built in); it needs Node.js 20"
+            f"{page} is not built: run `make web` in the checkout (a wheel has it built in); it needs Node.js 20"
         ) from None
 
 
@@ -86,4 +86,4 @@ class Site:
 
 def watch_page() -> Path:
     """The folder of the page that watches runs. HybridError if it is not built."""
-    return resource(f"{WATCH}/{INDEX}").parent
+    return built_page(WATCH)
