@@ -166,8 +166,9 @@ def test_every_example_trains(chromium: Chromium, site: StaticServer) -> None:
         for title in app.do(lambda page: page.locator("#example option").all_inner_texts()):
             app.do(lambda page, title=title: page.get_by_label("Example").select_option(title))
             source = app.do(lambda page: page.get_by_label("Script").input_value())
-            assert "STEPS = 60" in source
-            assert _run(app, source.replace("STEPS = 60", "STEPS = 12")).startswith("Finished: step 12"), title
+            assert "STEPS = 60" in source and "tokens=60" in source
+            source = source.replace("STEPS = 60", "STEPS = 11").replace("tokens=60", "tokens=3")
+            assert _run(app, source).startswith("Finished: step 11"), title
 
 
 def test_without_python_the_page_works_and_says_how_to_get_it(chromium: Chromium, tmp_path: Path) -> None:
