@@ -20,6 +20,7 @@ from hybrid.config.problems import parse_config
 from hybrid.config.resolve import model_config, resolve
 from hybrid.config.tree import RunConfig
 from hybrid.contracts.fingerprint import differences
+from hybrid.contracts.metrics import OPTIONAL_FIELDS
 from hybrid.contracts.stable_json import stable_hash, stable_json
 from hybrid.data.loader import BatchPlan
 from hybrid.errors import HybridError
@@ -28,7 +29,7 @@ from hybrid.training.entries import Entries, StepPlace
 from hybrid.training.meter import Meter
 from hybrid.training.saved_run import check_place, saved_config
 from hybrid.training.start import Services
-from training.micro import Recorder
+from training.micro import NOT_IN_A_TAB, Recorder
 
 pytestmark = pytest.mark.node
 
@@ -177,13 +178,13 @@ def python_entries(case: dict[str, Any]) -> list[str]:
     said: list[Any] = []
     clock = Clock(case["began"])
     config = parse_config(case["job"]["config"])
-    view = Recorder(lambda kind, facts: said.append([kind, facts]))
+    view = Recorder(lambda kind, facts: said.append([kind, measured_in_a_tab(facts)]))
     services = Services(view=view, clock=clock, now=lambda: clock.seconds + 1e9)
-    log = SimpleNamespace(append=lambda row: said.append({n: v for n, v in row.items() if n not in OWN}))
+    log = SimpleNamespace(append=lambda row: said.append(measured_in_a_tab(row)))
     prepared: Any = SimpleNamespace(config=config, model=model_config(config), steps=case["job"]["steps"])
     meter = Meter(clock)
     try:
-        entries = Entries(prepared, services, log, meter, case["describe"], case["state"], None)  # type: ignore[arg-type]
+        entries = Entries(prepared, services, log, meter, case["describe"], case["state"], ())  # type: ignore[arg-type]
         entries._facts = entries._facts.__class__(
             **{**vars(entries._facts), "build_provenance": case["job"]["provenance"]}
         )
@@ -207,6 +208,10 @@ def python_entries(case: dict[str, Any]) -> list[str]:
     except HybridError as error:
         said.append([type(error).__name__, str(error)])
     return [stable_json(one) for one in said]
+
+
+def measured_in_a_tab(facts: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in facts.items() if name not in (*OWN, *OPTIONAL_FIELDS, *NOT_IN_A_TAB)}
 
 
 def _snake(name: str) -> str:

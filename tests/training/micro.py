@@ -40,6 +40,9 @@ SETTINGS: dict[str, Any] = {
     "run": {"name": "micro", "steps": 20, "logEvery": 4},
 }  # fmt: skip
 
+# Members of the events `run` and `step` that a tab does not measure.
+NOT_IN_A_TAB = ("peakFlops", "utilisation", "mfu", "mfuCausal", "dataWaitShare", "peakMemoryBytes")
+
 WORDS = ("the", "tensor", "learns", "a", "gradient", "of", "loss", "and", "token", "by", "step", "batch", "rows")
 
 
