@@ -37,7 +37,8 @@ PHASES: dict[str, tuple[str, str, str, int]] = {
 
 
 def install(phase: str, kind: str, moment: Path) -> None:
-    """kind: "error", "signal", or "hours" (the time limit). moment: a file for the time at which it happens."""
+    """kind: "error", "signal", "hours" (the time limit), "kill", or "hang" (a signal, and it does not come back).
+    moment: a file for the time at which it happens."""
     module, holder, name, call = PHASES[phase]
     place: Any = importlib.import_module("__main__" if module == "torch_backend.forked" else module)
     place = getattr(place, holder) if holder else place
@@ -56,8 +57,10 @@ def install(phase: str, kind: str, moment: Path) -> None:
 
 
 def _stop(kind: str) -> None:
-    if kind == "signal":
+    if kind == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif kind in ("signal", "hang"):
         os.kill(os.getpid(), signal.SIGTERM)
     else:
         flags[0].limit(0.0)
-    time.sleep(0.5)  # the other ranks hear of it
+    time.sleep(3600 if kind == "hang" else 0.5)  # the other ranks hear of it

@@ -3,6 +3,7 @@ signal, or the time limit) saves what there is and ends every rank with exit cod
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def outcomes(folder: Path) -> dict[str, Any]:
     jobs = [job("faulty", 2, name(p, r, "error"), phase=p, rank=r, kind="error") for p, r, *_ in ERRORS]
     jobs += [job("faulty", 2, name(p, r, k), phase=p, rank=r, kind=k) for p, r, k, _ in STOPS]
+    jobs.append(job("faulty", 2, "killed", phase="step", rank=1, kind="kill"))
+    jobs.append(job("faulty", 2, "stuck", phase="compile", rank=1, kind="hang"))
     return run_jobs(folder, *jobs)
 
 
@@ -100,7 +103,24 @@ def test_a_stop_saves_what_there_is_and_ends_every_rank(
     assert facts["status"] == "stopped"
     reason = "SIGTERM received" if kind == "signal" else "run.maxHours"
     assert any(text in facts["message"] for text in (reason, "stopped on request while verifying"))
+    if phase in ("connecting", "building", "compile"):  # there is nothing to wait for
+        assert outcome["after"] < SECONDS
     step = facts.get("step", 0)
     assert step > 0 or not saves
     if step:
         assert finding.resolve(folder / run).step == step
+
+
+def test_a_rank_that_is_killed_ends_the_others(folder: Path, outcomes: dict[str, Any]) -> None:
+    outcome = outcomes["killed"]
+    assert outcome["codes"] == [EXIT_FAILED, -signal.SIGKILL] and outcome["after"] < SECONDS
+    assert "rank 0 failed in step 3" in outcome["errors"][0]
+    assert run_file(folder, "killed")["status"] == "failed"
+
+
+def test_a_stop_does_not_wait_for_a_compiler(folder: Path, outcomes: dict[str, Any]) -> None:
+    """Rank 1 is told to stop and does not come back from what it is in; rank 0 waits for it."""
+    outcome = outcomes["stuck"]
+    assert outcome["codes"] == [EXIT_STOPPED] * 2 and outcome["after"] < SECONDS
+    assert outcome["errors"] == ["hybrid: stopped before the first step: SIGTERM received on rank 1\n"] * 2
+    assert run_file(folder, "stuck")["status"] == "stopped"

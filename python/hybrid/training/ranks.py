@@ -76,7 +76,8 @@ def _on_ranks(
         orders = Orders(ranks)
 
         def make(config: RunConfig, note: Any, progress: Any) -> TrainingSession:
-            return LeadingSession(ranks, orders, model_config(config), **torch_settings(config), note=note)
+            with ranks.nothing_to_save():
+                return LeadingSession(ranks, orders, model_config(config), **torch_settings(config), note=note)
 
         facts = work(request, replace(services, make_session=make))
         orders.give("end", facts)

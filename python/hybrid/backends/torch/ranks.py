@@ -83,6 +83,7 @@ class Ranks:
         self._on_lost = on_lost
         self._finished = threading.Event()
         self._posted_stop = False
+        self._saves = True  # whether a stop has something to save
         self._posted = False  # whether the posted error is this rank's
         self._failure: RankFailed | None = None  # the posted one, once this rank knows of it
         self._meetings = 0
@@ -126,9 +127,9 @@ class Ranks:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Leave together. An error here is posted for the others; the first one posted is raised everywhere."""
         first = None if error is None else self.post(error)
-        if self._posted:
+        if self._posted or (self.rank == 0 and self.failure() is not None):
             # What others wait for in a collective, they get when this process has ended: its connections close then.
-            # The store may end with it, so not before all of them have seen what it says.
+            # The store may end with it, or with rank 0, so not before all of them have seen what it says.
             self._wait_for(SEEN)
         elif self.failure() is None:
             self._wait_for(ENDED)  # without an error, or with one that all ranks have raised
@@ -226,6 +227,16 @@ class Ranks:
         except Exception as error:
             raise self.post(error, what) from error
 
+    @contextmanager
+    def nothing_to_save(self) -> Iterator[None]:
+        """On rank 0: a stop that is asked for inside the block ends all ranks, whatever they are in. Compiling takes
+        minutes, and whoever asks for a stop often kills after half of one."""
+        self._saves = False
+        try:
+            yield
+        finally:
+            self._saves = True
+
     def _watch(self) -> None:
         while self._failure is None:
             if self._finished.wait(POLL_SECONDS):
@@ -248,6 +259,9 @@ class Ranks:
             if not self._posted_stop and self._watched.check([STOP]):
                 self._posted_stop = True
                 self._on_stop(self._watched.get(STOP).decode())
+            if not self._saves and (reason := self._stop_requested()) is not None:
+                facts = {"message": f"stopped before the first step: {reason}", "exitCode": EXIT_STOPPED}
+                self._watched.compare_set(ERROR, "", json.dumps(facts))
         elif not self._posted_stop and (reason := self._stop_requested()) is not None:
             self._posted_stop = True
             self._watched.compare_set(STOP, "", f"{reason} on rank {self.rank}")
