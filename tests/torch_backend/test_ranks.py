@@ -75,7 +75,8 @@ def test_a_run_goes_on_with_any_number_of_ranks(tmp_path: Path) -> None:
 
     def accumulate(self: TorchSession, batch: Batch) -> None:
         assert self._info is not None
-        straight.append([self._info.data_step, hashlib.sha256(batch.ids.tobytes()).hexdigest()])
+        if batch.ids.any():  # it is not warming up
+            straight.append([self._info.data_step, hashlib.sha256(batch.ids.tobytes()).hexdigest()])
         originally(self, batch)
 
     settings = ("backend.name=torch", "backend.device=cpu", "data.microbatchSize=1", "evaluation.every=4")
@@ -84,7 +85,9 @@ def test_a_run_goes_on_with_any_number_of_ranks(tmp_path: Path) -> None:
         run(tmp_path, *settings, "evaluation.batches=5", "run.steps=12", run="straight")
     lines = [(tmp_path / f"elastic.rows.{rank}").read_text().splitlines() if rank < 4 else [] for rank in range(4)]
     rows = [json.loads(line) for of_rank in lines for line in of_rank]
-    assert sorted(rows, key=lambda row: row[0]) == straight[-12 * 4 :], "ranks one after the other, in each step"
+    assert sorted(rows, key=lambda row: row[0]) == straight and len(rows) == 48, (
+        "ranks one after the other, in each step"
+    )
     limit = CONTRACT["loss"].limit
     for ours, theirs in zip(*(entries(tmp_path, name) for name in ("elastic", "straight")), strict=True):
         assert ours["total_loss"] == pytest.approx(theirs["total_loss"], rel=limit)

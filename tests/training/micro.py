@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -61,11 +62,18 @@ def config_file(folder: Path) -> Path:
     """The micro settings as a file, for command lines."""
     text = folder / "corpus.txt"
     if not text.exists():
-        text.write_text(corpus())
+        _write(text, corpus())
     data = {**SETTINGS["data"], "source": str(text), "cacheDir": str(folder / "cache")}
     file = folder / "micro.json"
-    file.write_text(json.dumps({**SETTINGS, "data": data}))
+    _write(file, json.dumps({**SETTINGS, "data": data}))
     return file
+
+
+def _write(file: Path, text: str) -> None:
+    """As a whole: other processes of the test read it, or write the same."""
+    whole = file.with_name(f".{file.name}.{os.getpid()}")
+    whole.write_text(text)
+    whole.replace(file)
 
 
 class Recorder(QuietView):
