@@ -13,7 +13,8 @@ from hybrid.backends.protocol import GenerateOptions
 from hybrid.backends.torch.session import TorchSession
 from hybrid.backends.torch.sharding import Layout, Machines, choose_layout
 from hybrid.errors import ConfigError
-from hybrid.models.parameters import count_parameters
+from hybrid.models.initial_numpy import initial_rows
+from hybrid.models.parameters import count_parameters, parameter_specs
 from hybrid.training.parity.runtimes import session_arguments
 from hybrid.training.parity.workload import MODELS
 from torch_backend.jobs import SECONDS, job, run_jobs
@@ -176,6 +177,12 @@ def test_a_sharded_run_evaluates_samples_saves_and_goes_on(folder: Path, outcome
     for ours, theirs in zip(entries(folder), entries(folder, "straight"), strict=True):
         assert ours["total_loss"] == pytest.approx(theirs["total_loss"], rel=1e-6)
         assert ours["gradient_norm_unclipped"] == pytest.approx(theirs["gradient_norm_unclipped"], rel=1e-5)
+
+
+def test_rows_of_initial_weights_are_those_of_the_whole() -> None:
+    for spec in parameter_specs(MODELS["gpt2"]):
+        whole = initial_rows(spec, 3, 0, spec.shape[0])
+        np.testing.assert_array_equal(initial_rows(spec, 3, 7, 29), whole[7:29])
 
 
 # --- the choice ---------------------------------------------------------------------------------------------------

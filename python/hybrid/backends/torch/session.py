@@ -38,6 +38,7 @@ from hybrid.backends.torch.sharding import (
     activation_bytes,
     choose_layout,
     find_machines,
+    gathered_bytes,
     gathered_type,
     gathered_weights,
     shard,
@@ -522,10 +523,13 @@ class TorchSession:
         return facts
 
     def memory(self) -> dict[str, int]:
-        """Bytes of this rank by arena. `activations`: on CUDA, the most that was ever allocated beside the others; on a
-        CPU, what one microbatch keeps for its backward part (without the products that selective recomputing keeps)."""
+        """Bytes of this rank by arena. `gathered`: the most that is here for a time, while others hold it.
+        `activations`: on CUDA, the most that was ever allocated beside the others; on a CPU, what one microbatch keeps
+        for its backward part (without the products that selective recomputing keeps)."""
         weights = sum(weight.nbytes for weight in self._held.local.values())
         arenas = {"params": weights, "grads": weights, "moment1": weights, "moment2": weights}
+        if self.layout.sharded:
+            arenas["gathered"] = gathered_bytes(self.model, whole_gradients=self.layout.sync_last)
         if self.device.type == "cuda":
             peak = torch.cuda.max_memory_allocated(self.device)
             arenas["activations"] = max(0, peak - sum(arenas.values()))

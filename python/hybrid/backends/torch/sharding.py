@@ -118,13 +118,12 @@ def choose_layout(wanted: str, machines: Machines, model: ModelConfig, activatio
     state = count_parameters(model) * STATE_BYTES
     room = int(SHARE * machines.memory)
 
-    def needs(shards: int) -> int:
-        return state // shards + _gathered(model) + activations if shards > 1 else state + activations
+    def needs(shards: int, whole_gradients: bool = False) -> int:
+        gathered = gathered_bytes(model, whole_gradients) if shards > 1 else 0
+        return state // shards + gathered + activations
 
     def layout(name: str, replicas: int, shards: int, reason: str) -> Layout:
-        whole_gradients = count_parameters(model) * GRADIENT_BYTES
-        sync_last = shards == 1 or needs(shards) + whole_gradients <= room
-        return Layout(name, reason, replicas, shards, sync_last)
+        return Layout(name, reason, replicas, shards, shards == 1 or needs(shards, whole_gradients=True) <= room)
 
     figures = f"{{}} of state and activations on each rank, {_text(room)} ({SHARE:.0%} of its memory) for them"
     whole = figures.format(_text(needs(1)))
@@ -144,11 +143,12 @@ def activation_bytes(model: ModelConfig, rows: int, item: int, recompute: bool |
     return rows * kept_a_row(model, recompute is True) * item
 
 
-def _gathered(model: ModelConfig) -> int:
-    """Bytes of weights and gradients that are whole for a time: the root's, and those of two layers."""
+def gathered_bytes(model: ModelConfig, whole_gradients: bool = False) -> int:
+    """Bytes of weights and gradients that are whole for a time, at most: the root's, and those of two layers, or all
+    gradients."""
     layers = sum(_numel(spec.shape) for spec in parameter_specs(model) if _in_layer(spec.name, spec.shape))
-    root = count_parameters(model) - layers
-    return 2 * 4 * (root + 2 * layers // model.layers)
+    part = count_parameters(model) - layers + 2 * layers // model.layers
+    return 4 * part + GRADIENT_BYTES * (count_parameters(model) if whole_gradients else part)
 
 
 def _numel(shape: tuple[int, ...]) -> int:
