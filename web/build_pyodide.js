@@ -42,6 +42,18 @@ export async function packPython(out) {
   python.runPython(`${source}\npack("/build/checkout", "/build/pyodide", "/build/out")\n`);
 }
 
+// One small plan, so that shaders are read and whatever is worked out once is known.
+const WARM_UP = `
+import gc
+import hybrid_tab.running
+from hybrid_tab.compiling import compiled
+from hybrid.models.config import ModelConfig
+from hybrid.plan.compiler import PlanSettings
+from hybrid.plan.profile import DeviceProfile
+compiled(PlanSettings(ModelConfig(256, 16, 1, 16, 2, 32), 1, 8), DeviceProfile())
+gc.collect()
+`;
+
 /**
  * What Python's memory holds once the compiler is imported: who begins with that spares the start of an interpreter and
  * all of its imports. Unlike the other files it is not the same bytes each time.
@@ -57,7 +69,7 @@ async function takeSnapshot(folder) {
   const library = new Uint8Array(await readFile(path.join(folder, "hybrid.zip")));
   python.unpackArchive(library, "zip", { extractDir: LIBRARY });
   python.runPython(`import sys; sys.path.insert(0, "${LIBRARY}")`);
-  python.runPython("import gc, hybrid_tab.running; gc.collect()");
+  python.runPython(WARM_UP, { globals: python.toPy({}) });
   return python.makeMemorySnapshot();
 }
 
