@@ -106,3 +106,12 @@ def test_after_the_hand_over_a_signal_does_what_it_always_did() -> None:
                 os.kill(os.getpid(), signal.SIGINT)
     finally:
         signal.signal(signal.SIGINT, inherited)
+
+
+def test_one_of_several_processes_remembers_the_signal_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ended alone, it would leave them waiting."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with early.guarded(["train"]):
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert early.hand_over() == "SIGTERM received"
+    assert early.hand_over() is None
