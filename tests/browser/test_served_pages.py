@@ -155,6 +155,14 @@ def test_the_training_page_runs_under_the_headers_of_the_server(chromium: Chromi
         assert tab.do(lambda page: page.evaluate(script)) == "script-src-elem"
 
 
+def test_the_training_page_leads_to_the_runs_of_the_machine(chromium: Chromium, place: Place) -> None:
+    with Tab(chromium, place, "/") as tab:
+        tab.wait("#machine:visible")
+        tab.do(lambda page: page.click("#machine"))
+        tab.wait("#table:visible")
+        assert tab.problems == []
+
+
 def test_the_page_has_plans_compiled_here(chromium: Chromium, place: Place) -> None:
     config = {**micro.SETTINGS, "model": {**micro.SETTINGS["model"], "vocabularySize": 256}}
     profile = {"limits": DEFAULT_LIMITS, "features": [], "subgroup_size": 0, "cpu": None}

@@ -288,6 +288,7 @@ async function begin() {
     const site = await readSite(new URL("./", document.baseURI));
     setup.showSite(site);
     script.showSite(site);
+    element("machine").hidden = !site.planners.server; // a server that compiles plans also shows the runs it has
   } catch (error) {
     show("sizes", "");
     alarm(sentence(describe(error).message));
