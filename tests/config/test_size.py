@@ -64,6 +64,13 @@ def test_a_large_model_is_possible() -> None:
         check_size(large, "reference", 16 * GIB)
 
 
+def test_processes_that_share_a_state_need_room_for_their_part() -> None:
+    large = config(*LARGE)
+    with pytest.raises(LimitExceeded, match="a save of weights and moments takes"):
+        check_size(large, "torch", 4 * GIB)
+    check_size(large, "torch", 4 * GIB, processes=4)
+
+
 @pytest.mark.parametrize("precision", ["f32", "mixed-f16"])
 @pytest.mark.parametrize("recompute", ["false", "true"])
 @pytest.mark.parametrize("preset", ["stdlib-tiny", "shakespeare-char"])

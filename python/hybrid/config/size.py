@@ -66,11 +66,13 @@ def kept_a_row(model: ModelConfig, recompute: bool) -> int:
     return len(model.schedule) * (model.width + inside)
 
 
-def check_size(config: RunConfig, backend: str, memory: int | None, vocabulary_size: int = 1) -> None:
+def check_size(
+    config: RunConfig, backend: str, memory: int | None, vocabulary_size: int = 1, processes: int = 1
+) -> None:
     """LimitExceeded for a run that cannot fit, whatever the device.
 
     backend: `reference` keeps all of it in this machine's memory; of the others, the state is copied there at each
-    save. memory: of this machine, in bytes; None: not known.
+    save. memory: of this machine, in bytes; None: not known. processes: that may share the state.
     """
     size = size_of(config, vocabulary_size)
     here = f"this machine has {_text(memory)}" if memory is not None else ""
@@ -81,11 +83,11 @@ def check_size(config: RunConfig, backend: str, memory: int | None, vocabulary_s
             f"tokens, with data.prefetch = {config.data.prefetch}, take {_text(size.batches)} of memory before they "
             f"are on any device; {here or 'expected at most ' + _text(room)}: use smaller batches"
         )
-    on_host = size.device + size.scores if backend == "reference" else size.saved
+    on_host = size.device + size.scores if backend == "reference" else size.saved // processes
     if memory is not None and on_host > memory:
         what = "training on the CPU takes" if backend == "reference" else "a save of weights and moments takes"
         raise LimitExceeded(f"{_largest(config, size, backend)}: {what} at least {_text(on_host)}, and {here}")
-    if size.device > MOST_DEVICE_BYTES:
+    if size.state // processes + size.activations > MOST_DEVICE_BYTES:
         raise LimitExceeded(
             f"{_largest(config, size, backend)}: training takes at least {_text(size.device)} of device memory; "
             f"expected at most {_text(MOST_DEVICE_BYTES)}"

@@ -79,6 +79,6 @@ def _on_ranks(
             with ranks.nothing_to_save():
                 return LeadingSession(ranks, orders, model_config(config), **torch_settings(config), note=note)
 
-        facts = work(request, replace(services, make_session=make))
+        facts = work(request, replace(services, make_session=make, processes=ranks.size))
         orders.give("end", facts)
         return facts

@@ -66,7 +66,7 @@ class Request:
 class Services:
     """The outside world of a run. clock: monotonic seconds. now: Unix time in seconds. filesystem: for checkpoints.
 
-    A run whose view nobody reads any more is stopped, so it saves.
+    processes: that train together. A run whose view nobody reads any more is stopped, so it saves.
     """
 
     view: View = field(default_factory=QuietView)
@@ -75,6 +75,7 @@ class Services:
     clock: Callable[[], float] = time.perf_counter
     now: Callable[[], float] = time.time
     filesystem: OsFilesystem = field(default_factory=OsFilesystem)
+    processes: int = 1
 
     def __post_init__(self) -> None:
         gone = partial(self.stop.request, "nobody reads the output any more")
@@ -131,7 +132,7 @@ def prepare_run(request: Request, services: Services) -> tuple[Prepared, Checkpo
     """
     check(request.config)
     _check_retention(request.config.checkpoint)
-    check_size(request.config, request.config.backend.name, machine_memory())
+    check_size(request.config, request.config.backend.name, machine_memory(), processes=services.processes)
     store = CheckpointStore(
         request.run_dir,
         keep_last=request.config.checkpoint.keep_last or None,
@@ -144,7 +145,7 @@ def prepare_run(request: Request, services: Services) -> tuple[Prepared, Checkpo
     data = prepare(request.config.data, progress=_progress(services), should_stop=lambda: services.stop.requested)
     services.stop.check()
     config = resolve(request.config, data.tokenizer.vocabulary_size, len(data.train), start.config)
-    check_size(config, config.backend.name, machine_memory())
+    check_size(config, config.backend.name, machine_memory(), processes=services.processes)
     steps, limit = run_length(config, len(data.train))
     if start.config is not None and request.config.schedule.total_steps is None:
         _explain_schedule(config, steps, services)
