@@ -15,6 +15,7 @@ from hybrid.backends.protocol import GenerateOptions, StepInfo
 from hybrid.backends.torch import update
 from hybrid.data.batch import IGNORE
 from hybrid.errors import CheckpointCorrupt, ConfigError, DataContractError
+from hybrid.models import decoder
 from hybrid.models.config import ModelConfig
 from hybrid.models.initial_numpy import initial_values
 from hybrid.optim.groups import parameter_groups
@@ -416,6 +417,22 @@ def test_greedy_generation_follows_the_logits_of_the_whole_sequence(cfg: ModelCo
         assert token == int(np.argmax(logits(cfg, weights, make_batch(np.array([text])))[0, -1]))
         text = [*text, token]
     assert len(text) == 14
+
+
+def test_n_grams_are_written_with_as_they_are_read_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One token after the other, each of them is what it is after all before it at once."""
+
+    def embed(ops: Any, p: Any, inputs: Any, cfg: ModelConfig) -> Any:
+        grams = ops.hashed_ngram_embedding(inputs.ids, inputs.segment_ids, p.tokens, order=3, seed=5)
+        return ops.add(ops.embedding(inputs.ids, p.tokens), grams)
+
+    monkeypatch.setattr(decoder, "embed", embed)
+    it, ids = session(training=False), [3, 1, 2]
+    written = list(it.generate(ids, GenerateOptions(tokens=6, temperature=0.0)))
+    assert written == list(reference().generate(ids, GenerateOptions(tokens=6, temperature=0.0)))
+    for token in written:
+        assert list(it.generate(ids, GenerateOptions(tokens=1, temperature=0.0))) == [token]
+        ids = [*ids, token]
 
 
 def test_generation_goes_on_when_the_context_is_full_and_repeats_for_a_seed() -> None:

@@ -24,6 +24,7 @@ from torch.distributed.tensor import DTensor
 
 from hybrid.backends.protocol import Evaluation, GenerateOptions, SessionState, StepInfo, StepResult
 from hybrid.backends.sampling import generate
+from hybrid.backends.row_index import previous_ids
 from hybrid.backends.state_check import check_state
 from hybrid.backends.torch.attention import blocks, is_plain
 from hybrid.backends.torch.decode import DecodeOps
@@ -409,8 +410,12 @@ class TorchSession:
         """The logits after `ids`, which come after the `start` tokens of earlier calls."""
         if start == 0:
             self._decoding = DecodeOps(PRECISIONS[self.precision], self.device, self.model.context_length)
+            self._seen: list[int] = []  # the tokens that its caches hold
         ops = self._decoding
         ops.start = start
+        del self._seen[start:]
+        ops.previous_ids = self._upload(previous_ids(self._seen, self.model.context_length).astype(np.int64))
+        self._seen += ids
         inputs = Inputs(
             ids=torch.tensor([ids], device=self.device),
             positions=torch.arange(start, start + len(ids), device=self.device)[None],
