@@ -23,8 +23,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from hybrid.backends.protocol import Evaluation, GenerateOptions, SessionState, StepInfo, StepResult
-from hybrid.backends.sampling import generate
 from hybrid.backends.row_index import previous_ids
+from hybrid.backends.sampling import generate
 from hybrid.backends.state_check import check_state
 from hybrid.backends.torch.attention import blocks, is_plain
 from hybrid.backends.torch.decode import DecodeOps
