@@ -177,7 +177,7 @@ def device():  # type: ignore[no-untyped-def]
 def f16_device(device):  # type: ignore[no-untyped-def]
     """The same device; the test is skipped where it lacks shader-f16."""
     if not device.has_f16:
-        pytest.skip(f"needs shader-f16, which {device.name} lacks")
+        pytest.skip(f"{device.name} lacks shader-f16")
     return device
 
 
