@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from browser.harness import BrowserPage, Chromium, StaticServer
-from hybrid.resources import resource
 
 PATIENCE = 90_000.0  # milliseconds; a busy machine compiles slowly
 PATH = "/some/where/"  # a sub-folder of a plain file server
@@ -47,6 +46,7 @@ class App:
         self.origin = site if isinstance(site, str) else site.url
         self.page = BrowserPage(chromium, self.origin + path, new_context)
         self.do = self.page.do
+        self.violations = self.page.violations
 
     def press(self, name: str) -> None:
         self.do(lambda page: page.get_by_role("button", name=name, exact=True).click())
@@ -94,17 +94,6 @@ class App:
             return path
 
         return Path(self.do(save))
-
-    def violations(self) -> list[str]:
-        """What axe finds wrong with the page as it is shown."""
-        axe = resource("web/node_modules/axe-core/axe.min.js").read_text(encoding="utf-8")
-
-        def look(page: Any) -> list[str]:
-            page.evaluate(axe)
-            found = page.evaluate("axe.run().then((result) => result.violations)")
-            return [f"{one['id']}: {[node['html'][:120] for node in one['nodes']]}" for one in found]
-
-        return list(self.do(look))
 
     def overflow(self) -> int:
         """Pixels by which the page is wider than the screen."""

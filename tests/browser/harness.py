@@ -25,6 +25,8 @@ from types import TracebackType
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
+from hybrid.resources import resource
+
 T = TypeVar("T")
 
 # WebGPU on Chromium's own software driver, without the network traffic of a browser at home.
@@ -204,6 +206,17 @@ class BrowserPage:
     def do(self, action: Callable[[Any], T]) -> T:
         """Anything else Playwright can do: `action` gets the `playwright.sync_api.Page`, on Playwright's thread."""
         return self._chromium.run(lambda: action(self._page))
+
+    def violations(self) -> list[str]:
+        """What axe finds wrong with the page as it is shown."""
+        axe = resource("web/node_modules/axe-core/axe.min.js").read_text(encoding="utf-8")
+
+        def look(page: Any) -> list[str]:
+            page.evaluate(axe)
+            found = page.evaluate("axe.run().then((result) => result.violations)")
+            return [f"{one['id']}: {[node['html'][:120] for node in one['nodes']]}" for one in found]
+
+        return list(self.do(look))
 
     def call(self, module: str, name: str, *parameters: Any) -> Any:
         """Call an export of a module on the page. An error there is raised here, with what the console says."""

@@ -16,7 +16,6 @@ from bridge.served import TOKEN, append, row, write_run
 from browser.harness import BrowserPage, Chromium
 from hybrid.bridge.server.serve import Options, Place, serving
 from hybrid.plan.profile import DEFAULT_LIMITS
-from hybrid.resources import resource
 from training import micro
 
 pytestmark = pytest.mark.browser
@@ -58,20 +57,10 @@ class Tab:
 
         self.page = BrowserPage(chromium, f"{self.origin}{path}?token={TOKEN}", new_context)
         self.do = self.page.do
+        self.violations = self.page.violations
 
     def wait(self, selector: str) -> str:
         return str(self.do(lambda page: (page.locator(selector).wait_for(), page.locator(selector).inner_text())[1]))
-
-    def violations(self) -> list[str]:
-        """What axe finds wrong with the page as it is shown."""
-        axe = resource("web/node_modules/axe-core/axe.min.js").read_text(encoding="utf-8")
-
-        def look(page: Any) -> list[str]:
-            page.evaluate(axe)
-            found = page.evaluate("axe.run().then((result) => result.violations)")
-            return [f"{one['id']}: {[node['html'][:120] for node in one['nodes']]}" for one in found]
-
-        return list(self.do(look))
 
     def __enter__(self) -> Tab:
         return self
