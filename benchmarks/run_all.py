@@ -16,7 +16,7 @@ from common import RESULTS, ROOT, commit, run_json, save_result
 BENCHMARKS: dict[str, list[str]] = {
     "peak": ["peak.py"],
     # Rounds enough for a quiet moment on a machine that others use as well.
-    "matmul": ["matmul.py", "--rounds", "60"],
+    "matmul": ["matmul.py", "--rounds", "100"],
     "matmul_f16": ["matmul.py", "--rounds", "20", "--precision", "mixed-f16"],
     "step": ["step.py"],
     "tab_step": ["web/tab_step.py"],
