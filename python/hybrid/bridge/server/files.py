@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import mimetypes
+import os
 import re
-import stat
 from collections.abc import Iterator
 from http import HTTPStatus
 from pathlib import Path, PurePosixPath
@@ -13,6 +13,7 @@ from typing import BinaryIO
 from fastapi import Request
 from fastapi.responses import Response, StreamingResponse
 
+from hybrid.bridge.server.plain import is_inside, open_plain
 from hybrid.bridge.server.refusals import Refusal, not_found
 from hybrid.errors import HybridError
 from hybrid.resources import resource
@@ -57,16 +58,11 @@ def send_file(request: Request, folder: Path, name: str) -> Response:
     if not all(_PLAIN.match(part) for part in parts):
         raise not_found(name)
     path = folder.joinpath(*parts)
+    file = open_plain(path, links=True) if is_inside(path, folder) else None
+    if file is None:
+        raise not_found(name)
     try:
-        if not path.resolve().is_relative_to(folder.resolve()):
-            raise not_found(name)
-        file = path.open("rb")
-    except OSError:
-        raise not_found(name) from None
-    try:
-        facts = path.stat()
-        if not stat.S_ISREG(facts.st_mode):
-            raise not_found(name)
+        facts = os.fstat(file.fileno())
         return _send(request, file, facts.st_size, _media_type(name))
     except BaseException:
         file.close()

@@ -13,7 +13,6 @@ import re
 import secrets
 import socket
 from http import HTTPStatus
-from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qsl, urlencode
 
 from fastapi.responses import Response
@@ -24,6 +23,7 @@ from hybrid.errors import ConfigError, HybridError
 
 PARAMETER = "token"
 LEAST_TOKEN = 16
+HTTP_PORT = 80
 
 # WebAssembly is compiled, and no text is run as a program.
 _HEADERS = {
@@ -82,13 +82,13 @@ class TokenGate(Gate):
             scheme, _, token = value.partition(b" ")
             if scheme.lower() in (b"token", b"bearer"):
                 return token.strip()
+        # By hand: whatever else is served on this machine, on other ports, sets cookies for this host as well, and a
+        # parser that minds the look of one of those would find none.
         for value in fields.get(b"cookie", []):
-            try:
-                cookies = SimpleCookie(value.decode("latin-1"))
-            except CookieError:
-                continue
-            if self._cookie in cookies:
-                return cookies[self._cookie].value.encode("latin-1", "replace")
+            for cookie in value.split(b";"):
+                name, _, token = cookie.strip().partition(b"=")
+                if name == self._cookie.encode():
+                    return token.strip(b'"')
         return None
 
     def _remember(self, scope: Scope, query: list[tuple[str, str]]) -> Response:
@@ -106,7 +106,9 @@ def is_own_host(host: str, address: str, port: int) -> bool:
     makes names only).
     """
     name, separator, digits = host.rpartition(":")
-    if not separator or digits != str(port):
+    if port == HTTP_PORT and (not separator or host.endswith("]")):
+        name = host  # browsers leave that one out
+    elif not separator or digits != str(port):
         return False
     if name in ("127.0.0.1", "localhost", "[::1]"):
         return True

@@ -100,10 +100,10 @@ def add_run_routes(app: FastAPI, folders: RunFolders, hub: Hub) -> None:
         return json_response({"checkpoints": runs.checkpoints(folders.find(run))})
 
     def checkpoint_file(request: Request, run: RunName, checkpoint: Name, file: Name) -> Response:
-        folder = folders.find(run) / CHECKPOINTS_FOLDER
-        if not (folder / checkpoint / MANIFEST_NAME).is_file():
+        folder = folders.find(run)
+        if not (folder / CHECKPOINTS_FOLDER / checkpoint / MANIFEST_NAME).is_file():
             raise not_found(f"{run}/{checkpoint}")
-        return send_file(request, folder, f"{checkpoint}/{file}")
+        return send_file(request, folder, f"{CHECKPOINTS_FOLDER}/{checkpoint}/{file}")
 
     for method in ("GET", "HEAD"):
         app.add_api_route(

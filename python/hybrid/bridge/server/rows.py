@@ -6,14 +6,16 @@ import contextlib
 import json
 import os
 import re
-import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
+from hybrid.bridge.server.plain import open_plain
+
 LINE_BYTES = 4 * 1024 * 1024  # a row is about 3 KB; a longer line ends what is read of a file
 TAIL_BYTES = 256 * 1024
 SPAN_BYTES = 64 * 1024
+MOST_STEP = 10**15 - 1  # as many digits as the events' places have
 
 Row = dict[str, Any]
 
@@ -21,10 +23,11 @@ _STEP = re.compile(rb'"step":([0-9]{1,15})[,}]')
 
 
 def parse_row(line: bytes) -> Row | None:
-    """The row in a line; None if it is none: cut off, no object, without a step, or with a number that JSON has not."""
+    """The row in a line; None if it is none: cut off, no object, without a step that is one, or with a number that JSON
+    has not."""
     try:
         row = json.loads(line, parse_constant=_refuse)
-        if isinstance(row, dict) and type(row.get("step")) is int:
+        if isinstance(row, dict) and type(step := row.get("step")) is int and 0 <= step <= MOST_STEP:
             json.dumps(row, allow_nan=False)  # 1e999 is read as infinity
             return row
     except (ValueError, RecursionError):
@@ -79,14 +82,9 @@ def every_nth_row(path: Path, stride: int, last: int) -> Iterator[Row]:
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[BinaryIO | None]:
     """A plain file for reading; None for one that is not there, is no plain file, or is a link to elsewhere."""
-    try:
-        # A pipe would wait for somebody who writes into it.
-        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
-    except OSError:
-        yield None
-        return
-    with os.fdopen(handle, "rb") as file:
-        yield file if stat.S_ISREG(os.fstat(handle).st_mode) else None
+    file = open_plain(path, links=False)
+    with file or contextlib.nullcontext():
+        yield file
 
 
 def _lines(file: BinaryIO, begin: int) -> Iterator[bytes]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from hybrid.bridge.server.plain import is_inside
 from hybrid.bridge.server.refusals import not_found
 from hybrid.bridge.server.rows import last_row
 from hybrid.checkpoint.finding import CHECKPOINTS_FOLDER, CheckpointStatus, scan
@@ -19,6 +20,7 @@ SHOWN = {
     "status": str, "message": str, "step": int, "steps": int, "runId": str, "createdAt": str, "updatedAt": str,
     "parameters": int,
 }  # fmt: skip
+MOST_DEPTH = 64  # of what run.json says
 
 Facts = dict[str, Any]
 
@@ -58,8 +60,8 @@ class RunFolders:
 
     def _is_run(self, path: Path) -> bool:
         try:
-            inside = path.resolve().is_relative_to(self.folder.resolve())
-            return inside and path.is_dir() and any((path / mark).exists() for mark in _MARKS)
+            marked = any((path / mark).exists() for mark in _MARKS)
+            return marked and path.is_dir() and is_inside(path, self.folder)
         except OSError:
             return False
 
@@ -96,7 +98,9 @@ def run_facts(run_dir: Path) -> tuple[Facts, str | None]:
         return {}, str(error)
     except OSError as error:
         return {}, f"{path}: cannot be read: {error.strerror or error}"
-    return (facts, None) if facts is not None else ({}, f"{RUN_FILE} is missing")
+    if facts is None:
+        return {}, f"{RUN_FILE} is missing"
+    return ({}, f"{RUN_FILE} is nested too deeply") if _is_deep(facts) else (facts, None)
 
 
 def checkpoints(run_dir: Path) -> list[Facts]:
@@ -126,6 +130,17 @@ def saved_config(run_dir: Path) -> Facts:
     if not isinstance(config, dict):
         raise ConfigError(problem or f"{run_dir / RUN_FILE}: has no settings")
     return config
+
+
+def _is_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(MOST_DEPTH):
+        level = [inner for one in level if isinstance(one, dict | list) for inner in _members(one)]
+    return bool(level)
+
+
+def _members(value: dict[str, Any] | list[Any]) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value
 
 
 def _is_text(value: Any) -> bool:

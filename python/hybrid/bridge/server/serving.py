@@ -93,6 +93,7 @@ def _listening(address: str, port: int) -> socket.socket:
             # After a restart, connections of the server before may linger. (On Windows it would share the port.)
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((address, port))
+        listening.listen()  # until then another server could take the same port
     except OSError as error:
         listening.close()
         place = f"{address}:{port}" if port else address

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from hybrid.bridge.server.plain import is_inside
 from hybrid.bridge.server.refusals import not_found
 from hybrid.bridge.server.runs import NAME
 from hybrid.data.manifest import read_manifest
@@ -35,8 +36,8 @@ def find_store(folder: Path, name: str) -> Path:
 
 def _is_store(folder: Path, path: Path) -> bool:
     try:
-        inside = path.resolve().is_relative_to(folder.resolve())
-        return inside and (path / MANIFEST).is_file() and not (path / MANIFEST).is_symlink()
+        manifest = path / MANIFEST
+        return manifest.is_file() and not manifest.is_symlink() and is_inside(path, folder)
     except OSError:
         return False
 

@@ -1,0 +1,123 @@
+"""What a server meets on a real machine: folders that hold anything, other programs' cookies, clients that lie."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bridge.served import BASE, PORT, TOKEN, Served, append, copy_run, row, write_run
+from hybrid.bridge.server.feed import Cursor, read_news
+from hybrid.bridge.server.login import is_own_host
+
+
+def links_to_itself(path: Path) -> None:
+    path.symlink_to(path.name)
+
+
+# --- folders
+
+
+@pytest.mark.parametrize("make", [links_to_itself, os.mkfifo, Path.mkdir], ids=["loop", "pipe", "folder"])
+@pytest.mark.parametrize("name", ["metrics.jsonl", "validation.jsonl", "run.json"])
+def test_what_stands_in_the_place_of_a_file_hides_no_run(
+    served: Served, name: str, make: Callable[[Path], object]
+) -> None:
+    write_run(served.runs, "good", 3)
+    folder = write_run(served.runs, "odd", 20)
+    (folder / name).unlink()
+    make(folder / name)
+    listed = {run["name"]: run for run in served.json("/api/runs")["runs"]}
+    assert listed["good"]["step"] == 3
+    assert served.json("/api/runs/odd")["run"] == listed["odd"]
+    assert served.json("/api/compare?run=good&run=odd")["runs"] == ["good", "odd"]
+    if (handles := Path("/dev/fd")).exists():
+        before = len(list(handles.iterdir()))
+        for _ in range(5):
+            served.json("/api/runs")
+        assert len(list(handles.iterdir())) <= before + 2, "no file stays open"
+
+
+def test_links_that_lead_to_each_other_hide_nothing(served: Served, recording: Path) -> None:
+    write_run(served.runs, "good", 3)
+    links_to_itself(served.runs / "loop")
+    links_to_itself(served.data / "loop")
+    assert [run["name"] for run in served.json("/api/runs")["runs"]] == ["good"]
+    assert served.json("/api/data") == {"stores": []}
+    served.error("GET", "/api/runs/loop", 404)
+    served.error("GET", "/api/data/loop/manifest.json", 404)
+    run = copy_run(recording, served.runs, "run")
+    links_to_itself(run / "checkpoints" / "step-00000010" / "loop")
+    served.error("GET", "/api/runs/run/checkpoints/step-00000010/loop", 404)
+
+
+def test_nobody_waits_for_a_pipe(served: Served, recording: Path) -> None:
+    run = copy_run(recording, served.runs, "run")
+    os.mkfifo(run / "checkpoints" / "step-00000010" / "pipe")
+    (served.data / "store").mkdir()
+    (served.data / "store" / "manifest.json").write_text("{}")
+    os.mkfifo(served.data / "store" / "pipe")
+    served.error("GET", "/api/runs/run/checkpoints/step-00000010/pipe", 404)
+    served.error("GET", "/api/data/store/pipe", 404)
+
+
+def test_a_link_in_the_place_of_the_checkpoints_is_not_followed(served: Served, tmp_path: Path) -> None:
+    run = write_run(served.runs, "run", 1)
+    elsewhere = tmp_path / "elsewhere" / "step-00000001"
+    elsewhere.mkdir(parents=True)
+    (elsewhere / "checkpoint.json").write_text("{}")
+    (run / "checkpoints").symlink_to(elsewhere.parent)
+    served.error("GET", "/api/runs/run/checkpoints/step-00000001/checkpoint.json", 404)
+
+
+def test_a_record_that_is_nested_beyond_reason_is_a_problem(served: Served) -> None:
+    folder = write_run(served.runs, "deep", 2)
+    depth = 500
+    config = '{"a":' * depth + "1" + "}" * depth
+    (folder / "run.json").write_text(f'{{"format":"hybrid.run","version":1,"config":{config}}}')
+    assert served.json("/api/runs/deep")["run"]["problem"] == "run.json is nested too deeply"
+    assert served.json("/api/compare?run=deep")["config"] == []
+
+
+def test_steps_that_no_run_has_are_no_rows(served: Served) -> None:
+    folder = write_run(served.runs, "a")
+    append(folder, row(-5), row(1), row(10**15), row(10**300))
+    assert [one["step"] for one in served.json("/api/runs/a/metrics")["rows"]] == [1]
+    events = read_news(folder, Cursor()).events
+    assert [event.value["step"] for event in events if event.kind == "entry"] == [1]
+    assert all(Cursor.parse(event.at.id) == event.at for event in events), "each is a place to go on from"
+
+
+# --- who asks
+
+
+@pytest.mark.parametrize(
+    "others",
+    ['theme={"dark": true}; ', "words=a b c; ", "flag; ", "Path=/x; ", "name=\xe9; ", '="; ', "hybrid-1=x; ; "],
+)
+def test_the_cookies_of_other_programs_lock_nobody_out(asked: Served, others: str) -> None:
+    cookie = f"hybrid-{PORT}={TOKEN}"
+    for text in (others + cookie, f"{cookie}; {others}"):
+        headers = {"cookie": text.encode("latin-1")}
+        assert asked.client.get(f"{BASE}/api/data", headers=headers).status_code == 200, text
+    headers = {"cookie": f"{others}hybrid-{PORT}=wrong".encode("latin-1")}
+    assert asked.client.get(f"{BASE}/api/data", headers=headers).status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("host", "address", "own"),
+    [
+        ("127.0.0.1", "127.0.0.1", True),
+        ("127.0.0.1:80", "127.0.0.1", True),
+        ("[::1]", "::1", True),
+        ("192.168.1.7", "0.0.0.0", True),
+        ("127.0.0.1:8321", "127.0.0.1", False),
+        ("evil.example", "0.0.0.0", False),
+        ("", "127.0.0.1", False),
+        ("127.0.0.1:", "127.0.0.1", False),
+    ],
+)
+def test_on_the_port_of_http_browsers_leave_it_out(host: str, address: str, own: bool) -> None:
+    assert is_own_host(host, address, 80) is own
