@@ -58,8 +58,8 @@ class Served:
         return answer["error"]
 
 
-def small_export(out: Path, note: Any) -> None:
-    """In place of the plans of the page, which take seconds."""
+def small_export(out: Path) -> None:
+    """In place of the page and Python for it, which are large."""
     (out / "plans").mkdir(parents=True)
     (out / "index.html").write_text("<!doctype html><title>hybrid</title>")
     (out / "app.js").write_text("// app")

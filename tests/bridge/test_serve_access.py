@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bridge.served import BASE, HOST, LOGIN, PORT, TOKEN, Served, running
+from bridge.served import BASE, HOST, LOGIN, PORT, TOKEN, Served, copy_run, declaration, packed, running
 from hybrid.bridge.server.login import is_own_host, make_token
 from hybrid.bridge.server.pages import Site
 from hybrid.errors import ConfigError, HybridError
@@ -149,12 +147,11 @@ def test_a_token_that_would_not_do_is_refused_without_repeating_it(token: str) -
 
 
 @pytest.mark.parametrize(("path", "status"), [("/", 200), ("/api/runs", 200), ("/nothing", 404), ("/api/runs/x", 404)])
-def test_every_answer_isolates_the_page_and_is_kept_by_nobody(asked: Served, path: str, status: int) -> None:
+def test_every_answer_isolates_the_page(asked: Served, path: str, status: int) -> None:
     for answer in (asked.ask("GET", path, status), bare(asked, "GET", path)):
         assert answer.headers["cross-origin-opener-policy"] == "same-origin"
         assert answer.headers["cross-origin-embedder-policy"] == "require-corp"
         assert answer.headers["cross-origin-resource-policy"] == "same-origin"
-        assert answer.headers["cache-control"] == "no-store"
         assert answer.headers["referrer-policy"] == "no-referrer"
         assert answer.headers["x-content-type-options"] == "nosniff"
         rules = dict(rule.strip().split(" ", 1) for rule in answer.headers["content-security-policy"].split(";"))
@@ -201,36 +198,57 @@ def test_a_fault_of_the_server_is_a_typed_error_and_not_its_end(
     assert asked.json("/api/data") == {"stores": []}
 
 
-def test_the_page_is_served_while_and_although_its_plans_are_not_compiled(
-    built: Path, asked: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begun, go = threading.Event(), threading.Event()
-
-    def slow(out: Path, note: Callable[[str], None]) -> None:
-        begun.set()
-        go.wait(10)
-        raise ZeroDivisionError("no plans today")
-
-    site = Site(slow)
-    begun.wait(10)
-    monkeypatch.setattr(asked.site, "send", site.send)
-    assert "app" in asked.ask("GET", "/").text, "at once"
-    go.set()
-    assert "no plans today" in asked.error("GET", "/site.json", 422)["message"], "who needs the plans waits for them"
-    assert "app" in asked.ask("GET", "/").text
-    site.close()
+def test_what_is_private_or_changes_is_kept_by_nobody(served: Served, recording: Path) -> None:
+    copy_run(recording, served.runs, "micro")
+    upload = served.ask("POST", "/api/uploads", json=declaration(packed(recording, served.runs))).json()["id"]
+    for path in (
+        "/api/server", "/api/runs", "/api/runs/micro", "/api/runs/micro/metrics", "/api/compare?run=micro",
+        "/api/runs/micro/checkpoints", "/api/runs/micro/checkpoints/step-00000010/model.safetensors", "/api/data",
+        f"/api/uploads/{upload}", "/api/openapi.json",
+    ):  # fmt: skip
+        for headers in ({}, {"if-none-match": "*"}):
+            answer = served.ask("GET", path, headers=headers)
+            assert answer.headers["cache-control"] == "no-store" and "etag" not in answer.headers, path
+    for status, path in ((404, "/nothing"), (404, "/api/runs/x"), (404, f"/api/plans/{'0' * 64}/plan.json")):
+        assert served.ask("GET", path, status).headers["cache-control"] == "no-store"
+    for answer in (bare(served, "GET", "/"), served.client.get(f"{BASE}/?token={TOKEN}")):
+        assert answer.status_code in (401, 303) and answer.headers["cache-control"] == "no-store"
 
 
-def test_a_server_that_ends_waits_for_no_plans(built: Path) -> None:
-    def endless(out: Path, note: Callable[[str], None]) -> None:
-        while True:
-            note("a plan")
-            time.sleep(0.01)
+def test_the_pages_are_kept_by_a_browser_that_asks_each_time_whether_they_are_the_same(served: Served) -> None:
+    for path in ("/", "/app.js", "/site.json", "/runs/", "/runs/watch.js"):
+        answer = served.ask("GET", path)
+        tag = answer.headers["etag"]
+        assert answer.headers["cache-control"] == "private, no-cache" and re.fullmatch('"[0-9a-f]{64}"', tag)
+        for known in (tag, f"W/{tag}", f'"other", {tag}', "*"):
+            again = served.ask("GET", path, 304, headers={"if-none-match": known, "range": "bytes=0-0"})
+            assert again.content == b"" and again.headers["etag"] == tag
+            assert again.headers["cache-control"] == "private, no-cache"
+            assert again.headers["cross-origin-embedder-policy"] == "require-corp"
+        assert served.ask("GET", path, headers={"if-none-match": '"other"'}).content == answer.content
+        assert served.ask("HEAD", path).headers["etag"] == tag
+        assert served.ask("GET", path, 206, headers={"range": "bytes=0-0", "if-range": tag}).content
+        assert served.ask("GET", path, headers={"range": "bytes=0-0", "if-range": '"other"'}).content == answer.content
+        assert bare(served, "GET", path, **{"if-none-match": tag}).status_code == 401, "the token is asked for first"
 
-    site = Site(endless)
-    began = time.monotonic()
-    site.close()
-    assert time.monotonic() - began < 5
+
+def test_a_page_that_was_built_again_is_another_one(served: Served) -> None:
+    watch = served.runs.parent / "built" / "web" / "dist" / "watch" / "watch.js"
+    tag = served.ask("GET", "/runs/watch.js").headers["etag"]
+    watch.write_text("// anew")
+    assert served.ask("GET", "/runs/watch.js", headers={"if-none-match": tag}).text == "// anew"
+
+
+def test_a_page_that_cannot_be_written_is_said_at_once_and_leaves_nothing(built: Path) -> None:
+    places: list[Path] = []
+
+    def broken(out: Path) -> None:
+        places.append(out)
+        raise HybridError("no page today")
+
+    with pytest.raises(HybridError, match="no page today"):
+        Site(broken)
+    assert not places[0].parent.exists()
 
 
 @pytest.mark.parametrize("page", ["app", "watch"])

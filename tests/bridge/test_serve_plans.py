@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bridge.served import LOGIN, Served
+from hybrid.bridge.server import plans
 from hybrid.bridge.server.planning import plan_settings_of
+from hybrid.bridge.server.plans import PlanShelf, compiler_version
 from hybrid.config.loading import to_settings
 from hybrid.config.problems import parse_config
 from hybrid.config.resolve import resolve
@@ -43,6 +47,71 @@ def test_a_plan_is_the_one_that_is_compiled_here(asked: Served, tmp_path: Path) 
     assert part.content == b"{"
     asked.ask("GET", f"/{place}plan.json", 416, headers={"range": "bytes=99999999-"})
     assert asked.ask("HEAD", f"/{place}plan.json").headers["accept-ranges"] == "bytes"
+
+
+def test_the_address_of_a_plan_means_the_same_bytes_forever(asked: Served) -> None:
+    places = [
+        asked.ask("POST", "/api/plans", json={"config": config, "profile": profile}).json()["plan"]
+        for config in (settings(), settings(vocabularySize=300))
+        for profile in (PROFILE, {**PROFILE, "limits": {**DEFAULT_LIMITS, "maxBufferSize": 2**27}})
+    ]
+    assert len(set(places)) == 4
+    answer = asked.ask("GET", f"/{places[0]}plan.json")
+    assert answer.headers["cache-control"] == "private, max-age=31536000, immutable"
+    part = asked.ask("GET", f"/{places[0]}plan.json", 206, headers={"range": "bytes=0-0"})
+    assert part.headers["cache-control"] == answer.headers["cache-control"]
+
+
+def test_plans_that_a_server_has_compiled_are_there_for_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[Any] = []
+
+    def counted(*arguments: Any) -> Any:
+        compiled.append(arguments)
+        return compile_plan(*arguments)
+
+    monkeypatch.setattr(plans, "compile_plan", counted)
+    kept, wanted, device = tmp_path / "plans", plan_settings_of(settings()), DeviceProfile()
+    for _ in range(2):
+        shelf = PlanShelf(2, kept)
+        name = shelf.compile(wanted, device)
+        shelf.close()
+    assert len(compiled) == 1 and read_plan(kept / name).to_json() == compile_plan(wanted, device).to_json()
+
+    (kept / name / "plan.json").write_text('{"arenas": {')
+    assert PlanShelf(2, kept).compile(wanted, device) == name
+    assert len(compiled) == 2 and read_plan(kept / name), "a damaged one is compiled again"
+
+    with monkeypatch.context() as other:
+        other.setattr(plans, "compiler_version", lambda: "another")
+        assert PlanShelf(2, kept).compile(wanted, device) != name, "another compiler makes other plans"
+
+    shelf = PlanShelf(2, kept)
+    os.utime(kept / name, (1, 1))
+    left = kept / ".half-of-a-process-that-was-killed"
+    left.mkdir()
+    os.utime(left, (1, 1))
+    (kept / ".half-of-one-that-lives").mkdir()
+    newest = shelf.compile(plan_settings_of(settings(vocabularySize=300)), device)
+    assert len([path for path in kept.iterdir() if not path.name.startswith(".")]) == 2, "the newest stay"
+    assert (kept / newest).is_dir() and not (kept / name).exists() and not left.exists()
+    assert (kept / ".half-of-one-that-lives").is_dir()
+
+
+def test_a_place_for_plans_that_cannot_be_written_is_done_without(tmp_path: Path) -> None:
+    (tmp_path / "plans").write_text("no folder")
+    shelf = PlanShelf(2, tmp_path / "plans")
+    assert (shelf.folder / shelf.compile(plan_settings_of(settings()), DeviceProfile())).is_dir()
+    shelf.close()
+    assert not shelf.folder.exists()
+
+
+def test_the_version_of_the_compiler_is_a_hash_of_its_sources() -> None:
+    version = compiler_version()
+    assert re.fullmatch("[0-9a-f]{64}", version)
+    compiler_version.cache_clear()
+    assert compiler_version() == version
 
 
 @pytest.mark.parametrize(

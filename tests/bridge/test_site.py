@@ -67,8 +67,12 @@ def test_python_goes_along_where_it_is_built_and_wanted(tmp_path: Path) -> None:
     assert site.built_python(False) is None
     out = tmp_path / "site"
     site_fixtures.write(out, python=built, server="api/plans")
-    planners = json.loads((out / "site.json").read_text())["planners"]
+    document = json.loads((out / "site.json").read_text())
+    planners = document["planners"]
     assert planners["server"] == "api/plans"
+    [size] = document["sizes"]
+    assert [variant["plans"] for variant in size["precisions"].values()] == [[], []], "that server makes them"
+    assert size["parameters"] == 21_600 and not (out / "plans").exists()
     assert planners["python"]["folder"] == "pyodide/"
     assert (out / "pyodide" / "worker.js").read_text() == "the worker"
 

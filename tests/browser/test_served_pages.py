@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -127,10 +128,24 @@ def test_two_tabs_and_a_terminal_watch_one_run(chromium: Chromium, place: Place,
 
 def test_the_training_page_runs_under_the_headers_of_the_server(chromium: Chromium, place: Place) -> None:
     with Tab(chromium, place, "/") as tab:
+        assert tab.wait(".size:nth-child(4) .count") == "25 million parameters", "at once: nothing is compiled for it"
         tab.wait("#train:enabled")
+        assert tab.wait("#fit").startswith("It needs ")
+        for size in ("tiny", "small", "medium", "large"):
+            assert re.fullmatch(r"[\d.]+ [MG]B on the device", tab.wait(f"#memory-{size}:text-matches('device')"))
         assert tab.do(lambda page: page.evaluate("crossOriginIsolated")) is True
         assert tab.do(lambda page: page.evaluate("navigator.storage !== undefined")) is True
         assert tab.problems == []
+        # What the browser has is not sent again: only asked for.
+        script = """async () => {
+          const address = new URL("app_worker.js", document.baseURI);
+          performance.clearResourceTimings();
+          const { status } = await fetch(address).then((answer) => answer.blob().then(() => answer));
+          const { transferSize, encodedBodySize } = performance.getEntriesByName(address.href).at(-1);
+          return [status, transferSize, encodedBodySize];
+        }"""
+        status, sent, size = tab.do(lambda page: page.evaluate(script))
+        assert status == 200 and 0 < sent < 1000 and size > 100_000
         # WebAssembly may be compiled, text may not be run as a program.
         module = "WebAssembly.compile(new Uint8Array([0, 97, 115, 109, 1, 0, 0, 0])).then(() => true)"
         assert tab.do(lambda page: page.evaluate(f"window.wasm = {module}")) is True

@@ -40,12 +40,12 @@ import { DATA_FOLDER, freeName, history, listRuns, openJob, openRuns, sweep, wri
 /** An event, for the page. @typedef {{kind: string, facts: Facts}} FromWorker */
 /**
  * `begin` a run on texts (null: the page's own), go `on` with one (longer: for as many steps again), `import` an archive
- * (texts null: the page's own, if it is that), `download` the newest checkpoint, `remove` a run; see what a shape `needs`;
+ * (texts null: the page's own, if it is that), `download` the newest checkpoint, `remove` a run; see what a model `needs`;
  * run a `script` on texts; the others concern the run that trains, or the script that runs.
  *
  * @typedef {{ask: "list" | "pause" | "go" | "save" | "stop" | "stop-script"}
  *   | {ask: "begin", size: string | Shape, precision: string, steps: number, texts: File[] | null}
- *   | {ask: "needs", key: string, shape: Shape, precision: string}
+ *   | {ask: "needs", key: string, size: string | Shape, precision: string}
  *   | {ask: "script", source: string, texts: File[] | null}
  *   | {ask: "import", archive: File, texts: File[] | null}
  *   | {ask: "on", name: string, longer: boolean} | {ask: "download", name: string} | {ask: "remove", name: string}} ToWorker
@@ -78,6 +78,14 @@ function theSite() {
     throw error;
   });
   return site;
+}
+
+/** One of the page's, or one of somebody's own. @param {Site} here @param {string | Shape} wanted */
+function sizeOf(here, wanted) {
+  if (typeof wanted !== "string") return customSize(here, wanted);
+  const known = here.sizes.find(({ name }) => name === wanted);
+  if (!known) throw new ConfigError(`there is no model called ${wanted} on this page`);
+  return known;
 }
 
 // Texts
@@ -198,10 +206,7 @@ async function newRun(wish, fill) {
 
 /** @param {Extract<ToWorker, {ask: "begin"}>} request */
 async function begin({ size: wanted, precision, steps, texts }) {
-  const here = await theSite();
-  const known = here.sizes.find(({ name }) => name === wanted);
-  if (typeof wanted === "string" && !known) throw new ConfigError(`there is no model called ${wanted} on this page`);
-  const size = known ?? customSize(here, /** @type {Shape} */ (wanted));
+  const size = sizeOf(await theSite(), wanted);
   tell("phase", { phase: "data" });
   const files = texts ?? [await ownText()];
   const sources = files.map((file) => file.name);
@@ -279,9 +284,10 @@ async function list() {
 }
 
 /** @param {Extract<ToWorker, {ask: "needs"}>} request */
-async function measure({ key, shape, precision }) {
+async function measure({ key, size, precision }) {
   try {
-    tell("needs", { key, needs: await planning.needs(await theSite(), shape, precision) });
+    const here = await theSite();
+    tell("needs", { key, needs: await planning.needs(here, sizeOf(here, size), precision) });
   } catch (error) {
     tell("needs-problem", { key, ...errorFacts(error) });
   }

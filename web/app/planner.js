@@ -44,6 +44,7 @@ import { fetchFiles } from "../runtime/plan.js";
  * @property {Record<string, any>} tokenizer its fingerprint
  * @property {Record<string, string>} checkpointFiles
  * @property {Record<string, {config: Settings, contract: Record<string, any>, plans: SitePlan[]}>} precisions
+ *   no plans: they are compiled when they are asked for
  */
 
 /**
@@ -109,7 +110,7 @@ export function sitePlanner(site, base) {
     const key = planKey(settings);
     const known = site.sizes.flatMap(({ precisions }) => Object.values(precisions));
     const found = known.find(({ config }) => planKey(config) === key);
-    if (!found) return null;
+    if (!found?.plans.length) return null;
     const plan = bestPlan(found.plans, profile);
     const problem = lacks(plan, profile);
     if (problem) throw new LimitExceeded(problem);

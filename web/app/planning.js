@@ -5,12 +5,10 @@ import { ConfigError } from "../runtime/errors.js";
 import { openOpfs } from "../runtime/folders/opfs.js";
 import { deviceProfile } from "../runtime/subgroups.js";
 import { keptPlanner, needs, pythonPlanner, serverPlanner } from "./compilers.js";
-import { customSize } from "./custom.js";
 import { firstOf, sitePlanner } from "./planner.js";
 
 /** @import { PythonWorker } from "../pyodide/client.js" */
-/** @import { Shape } from "./custom.js" */
-/** @import { Planner, Profile, Site } from "./planner.js" */
+/** @import { Planner, Profile, Site, SiteSize } from "./planner.js" */
 
 const KEPT = ["plans"]; // in the private file system, beside the runs
 
@@ -65,14 +63,14 @@ export class Planning {
   }
 
   /**
-   * What a model of such a shape would need of this device, whose plan is then at hand.
+   * What a model would need of this device; its plan is then at hand.
    *
    * @param {Site} site
-   * @param {Shape} shape
+   * @param {SiteSize} size
    * @param {string} precision
    */
-  async needs(site, shape, precision) {
-    const { config } = customSize(site, shape).precisions[precision];
+  async needs(site, { precisions }, precision) {
+    const { config } = precisions[precision];
     const planner = await this.planner(site);
     this.#profile ??= measureDevice();
     const profile = await this.#profile.catch((error) => {

@@ -26,21 +26,25 @@ export class SetupView {
   #files = null;
   #ready = false;
   #measure;
-  /** The shape whose plan is asked for, as text; what it needs, once that is known. @type {{key: string, needs: Needs | null}} */
-  #measured = { key: "", needs: null };
+  /** What models need whose plans were compiled here, by `keyOf`. @type {Map<string, Needs>} */
+  #known = new Map();
+  /** Those whose plans are asked for. */
+  #asked = new Set();
+  /** Those of the page's that were asked for without somebody having chosen them. */
+  #listed = new Set();
   /** @type {ReturnType<typeof setTimeout> | undefined} */
   #settling;
 
   /**
    * @param {(chosen: Chosen) => void} train called when the form is sent
-   * @param {(asked: {key: string, shape: Shape, precision: string}) => void} measure called to have a plan compiled: the
-   *   answer goes to `showNeeds` or `showProblem`
+   * @param {(asked: {key: string, size: string | Shape, precision: string}) => void} measure called to have a plan compiled:
+   *   the answer goes to `showNeeds` or `showProblem`
    */
   constructor(train, measure) {
     this.#measure = measure;
     element("form").addEventListener("submit", (event) => {
       event.preventDefault();
-      const size = this.custom ? this.shape : this.size?.name;
+      const size = this.#wanted;
       if (!size || !this.#ready) return;
       if (!this.ownText && !this.#files) return input("files").click();
       train({ size, precision: this.precision, steps: input("steps").valueAsNumber, texts: this.texts });
@@ -83,6 +87,11 @@ export class SetupView {
     return Object.fromEntries(numbers);
   }
 
+  /** @returns {string | Shape | undefined} */
+  get #wanted() {
+    return this.custom ? this.shape : this.size?.name;
+  }
+
   /** @param {Site} site */
   showSite(site) {
     this.#site = site;
@@ -102,6 +111,7 @@ export class SetupView {
     option.disabled = !half;
     if (!half) option.textContent = "16 bits (not on this device)";
     this.#fit();
+    this.#askNext();
   }
 
   /** @param {File[]} files */
@@ -144,13 +154,17 @@ export class SetupView {
 
   /** @param {SiteSize} size @param {boolean} checked */
   #card(size, checked) {
-    return this.#radio(
+    const memory = make("span", "quiet");
+    memory.id = `memory-${size.name}`;
+    const card = this.#radio(
       { value: size.name, checked },
       make("span", "name", size.title),
       make("span", "count", `${parameters(size.parameters)} parameters`),
       make("span", "quiet", size.about),
-      make("span", "quiet", `${bytes(this.#memory(size, "f32"))} on the device`),
+      memory,
     );
+    memory.textContent = this.#memory(size);
+    return card;
   }
 
   /** @param {Site} site */
@@ -176,9 +190,15 @@ export class SetupView {
     return make("label", "size", radio, ...content);
   }
 
-  /** @param {SiteSize} size @param {string} precision */
-  #memory(size, precision) {
-    return size.precisions[precision].plans[0].memoryBytes;
+  /** @param {SiteSize} size */
+  #memory(size) {
+    const needs = this.#needs(size, "f32");
+    return needs ? `${bytes(needs.memoryBytes)} on the device` : "memory not known yet";
+  }
+
+  /** What is known of a model's needs. @param {SiteSize} size @param {string} precision @returns {Needs | undefined} */
+  #needs(size, precision) {
+    return size.precisions[precision].plans[0] ?? this.#known.get(keyOf(size.name, precision));
   }
 
   #chooseSize() {
@@ -194,41 +214,74 @@ export class SetupView {
     this.#ready = false;
     clearTimeout(this.#settling);
     if (this.custom) this.#fitCustom();
-    else if (size) this.#show(size.precisions[precision].plans[0]);
+    else if (size) this.#fitNeeds(this.#needs(size, precision), "", 0);
     button("train").disabled = !this.#ready;
   }
 
-  /** A shape of one's own is compiled to see what it needs, once its numbers stay as they are. */
   #fitCustom() {
     const { shape, precision } = this;
-    const key = JSON.stringify([shape, precision]);
     const count = countParameters(shape, this.#site?.sizes[0].precisions.f32.config.model.vocabularySize);
     try {
       checkShape(shape);
     } catch (error) {
       return show("fit", `${/** @type {Error} */ (error).message}.`);
     }
-    const about = `${parameters(count)} parameters.`;
-    if (this.#measured.key === key && this.#measured.needs) return this.#show(this.#measured.needs, `${about} `);
-    if (!this.#abilities) return show("fit", about);
-    show("fit", `${about} Its plan is being compiled.`);
-    this.#settling = setTimeout(() => {
-      this.#measured = { key, needs: null };
-      this.#measure({ key, shape, precision });
-    }, SETTLE_MS);
+    this.#fitNeeds(this.#known.get(keyOf(shape, precision)), `${parameters(count)} parameters. `, SETTLE_MS);
+  }
+
+  /**
+   * @param {Needs | undefined} needs of the chosen model; if they are not known, its plan is compiled
+   * @param {string} about it
+   * @param {number} settle how long its numbers have to stay as they are before that, in milliseconds
+   */
+  #fitNeeds(needs, about, settle) {
+    if (needs) return this.#show(needs, about);
+    const { precision } = this;
+    const wanted = /** @type {string | Shape} */ (this.#wanted);
+    show("fit", this.#abilities ? `${about}Its plan is being compiled.` : about.trimEnd());
+    if (settle) this.#settling = setTimeout(() => this.#ask(wanted, precision), settle);
+    else this.#ask(wanted, precision);
+  }
+
+  /** Have a plan compiled to see what it needs. @param {string | Shape} size @param {string} precision */
+  #ask(size, precision) {
+    const key = keyOf(size, precision);
+    if (!this.#abilities || this.#asked.has(key)) return;
+    this.#asked.add(key);
+    this.#measure({ key, size, precision });
+  }
+
+  /** One after the other, so that the chosen one does not wait for all. */
+  #askNext() {
+    const next = this.#site?.sizes.find((size) => !this.#needs(size, "f32") && !this.#listed.has(size.name));
+    if (!next || !this.#abilities || this.#asked.size) return;
+    this.#listed.add(next.name);
+    this.#ask(next.name, "f32");
+  }
+
+  /** The key of the chosen model. */
+  get #chosen() {
+    return this.#wanted && keyOf(this.#wanted, this.precision);
   }
 
   /** What a plan needs that was asked for. @param {string} key @param {Needs} needs */
   showNeeds(key, needs) {
-    if (this.#measured.key !== key) return; // of numbers that are no longer there
-    this.#measured.needs = needs;
-    this.#fit();
+    this.#asked.delete(key);
+    this.#known.set(key, needs);
+    for (const size of this.#site?.sizes ?? []) show(`memory-${size.name}`, this.#memory(size));
+    if (key === this.#chosen) this.#fit();
+    this.#askNext();
   }
 
   /** Why there is no plan, or how far it is. @param {string | null} key null: of whatever is asked for @param {string} text */
   showProblem(key, text) {
-    const { needs } = this.#measured;
-    if (this.custom && !needs && (key === null || key === this.#measured.key)) show("fit", text);
+    if (key === null) {
+      if (this.#asked.has(this.#chosen)) show("fit", text);
+      return;
+    }
+    this.#asked.delete(key);
+    if (key === this.#chosen) show("fit", text);
+    this.#askNext();
   }
 
   /** @param {Needs} plan @param {string} [about] */
@@ -243,3 +296,6 @@ export class SetupView {
     button("train").disabled = !this.#ready;
   }
 }
+
+/** @param {string | Shape} size @param {string} precision */
+const keyOf = (size, precision) => JSON.stringify([size, precision]);

@@ -71,6 +71,9 @@ describe("the planner of a static export", () => {
     assert.equal(await planner(other, profile(0)), null);
     await assert.rejects(firstOf(site, [planner])(other, profile(0)), /7 layers.*Micro.*--python/);
     await assert.rejects(planner(config, profile(0, { maxBufferSize: 512 })), /maxBufferSize of 1024.*smaller model/);
+    const listed = { ...size, precisions: { f32: { ...size.precisions.f32, plans: [] } } };
+    const none = sitePlanner({ ...site, sizes: [listed] }, new URL("http://localhost/"));
+    assert.equal(await none(config, profile(0)), null, "it is compiled by whoever serves the page");
     const half = { ...plain, requires: { features: ["shader-f16"], limits: {} } };
     assert.equal(lacks(half, profile(0)), "this device does not compute in 16 bits: choose 32 bits");
   });

@@ -9,7 +9,8 @@ of model.
     pyodide/                         Python in the tab, where it goes along
 
 A plan is made for WebGPU's default limits, without subgroup operations and with those of eight lanes or more. It holds
-for any text, number of steps and learning rate: what the device is given of those comes from the run.
+for any text, number of steps and learning rate: what the device is given of those comes from the run. A server that
+compiles plans has none in the folder: it makes those that a page asks for, for its very device.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ def export_site(
 
     sizes: name to title, about (a sentence) and settings, which lie on top of `COMMON`. note: told of each part.
     python: the folder of Python in the tab (`built_python`), if it is to go along. server: where whoever serves the
-    page compiles plans, relative to it, such as `api/plans`; None: nowhere.
+    page compiles plans, relative to it, such as `api/plans`: then none are written; None: nowhere.
     Raises ConfigError for a folder that holds something, HybridError when the page is not built.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -129,12 +130,13 @@ def export_site(
     text.parent.mkdir()
     text.write_bytes(stories(STORIES).encode())
     note(f"{TEXT}: {text.stat().st_size:,} bytes")
+    plans = out / "plans" if server is None else None
     document = {
         "format": FORMAT,
         "version": VERSION,
         "text": {"file": f"text/{TEXT}", "name": TEXT, "bytes": text.stat().st_size},
         "planners": {"server": server, "python": python and _export_python(python, out / "pyodide", note)},
-        "sizes": [_export_size(out / "plans", name, sizes[name], note) for name in sizes],
+        "sizes": [_export_size(plans, name, sizes[name], note) for name in sizes],
     }
     (out / SITE).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
@@ -163,7 +165,8 @@ def _export_python(built: Path, out: Path, note: Callable[[str], None]) -> dict[
     return {"folder": f"{out.name}/", "version": version}
 
 
-def _export_size(plans: Path, name: str, size: dict[str, Any], note: Callable[[str], None]) -> dict[str, Any]:
+def _export_size(plans: Path | None, name: str, size: dict[str, Any], note: Callable[[str], None]) -> dict[str, Any]:
+    """What site.json says of it. plans: where its plans are written; None: they are not."""
     tokenizer = ByteTokenizer()
     settings = merge(COMMON, size["settings"])
     variants = {}
@@ -173,7 +176,7 @@ def _export_size(plans: Path, name: str, size: dict[str, Any], note: Callable[[s
         variants[precision] = {
             "config": to_settings(config),
             "contract": contract(config),
-            "plans": [_export_plan(plans, name, config, lanes, note) for lanes in SUBGROUP_SIZES],
+            "plans": [_export_plan(plans, name, config, lanes, note) for lanes in SUBGROUP_SIZES] if plans else [],
         }
     model = model_config(config)
     return {

@@ -7,6 +7,8 @@ from typing import Any
 from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
 
+from hybrid.bridge.server.files import Kept
+from hybrid.bridge.server.guard import NEVER
 from hybrid.bridge.server.plans import ProfileFacts
 
 FILE_NAME = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,199}$"
@@ -187,9 +189,10 @@ def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"model": Error, "description": described[status]} for status in found}
 
 
-def file_answers() -> dict[int | str, dict[str, Any]]:
+def file_answers(kept: Kept = Kept.NOT) -> dict[int | str, dict[str, Any]]:
     """Of operations that send a file, or a range of it."""
     content = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}, "application/json": {}}
-    whole = {"description": "the file", "content": content}
-    part = {"description": "the range of it that was asked for", "content": content}
+    headers = {"Cache-Control": {"schema": {"type": "string", "const": kept.value or NEVER}}}
+    whole = {"description": "the file", "content": content, "headers": headers}
+    part = {"description": "the range of it that was asked for", "content": content, "headers": headers}
     return {200: whole, 206: part, **errors(404, 416)}

@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect
 from hybrid import __version__
 from hybrid.bridge.server import answers
 from hybrid.bridge.server.answers import FILE_NAME, errors, file_answers
-from hybrid.bridge.server.files import send_file
+from hybrid.bridge.server.files import Kept, send_file
 from hybrid.bridge.server.hub import Hub
 from hybrid.bridge.server.imports import Imports
 from hybrid.bridge.server.planning import plan_settings_of
@@ -91,19 +91,19 @@ def serve_app(
         return json_response({"stores": list_stores(data)})
 
     def plan_file(request: Request, plan: Annotated[str, Path(pattern=answers.SHA256)], file: Name) -> Response:
-        return send_file(request, shelf.folder, f"{plan}/{file}")
+        return send_file(request, shelf.folder, f"{plan}/{file}", Kept.FOREVER)
 
     def data_file(request: Request, store: Annotated[str, Path(pattern=NAME)], file: Name) -> Response:
         return send_file(request, find_store(data, store), file)
 
     for method in ("GET", "HEAD"):
-        for path, endpoint, what in (
-            ("/api/plans/{plan}/{file}", plan_file, "A file of a plan"),
-            ("/api/data/{store}/{file}", data_file, "A file of a token store"),
+        for path, endpoint, what, kept in (
+            ("/api/plans/{plan}/{file}", plan_file, "A file of a plan", Kept.FOREVER),
+            ("/api/data/{store}/{file}", data_file, "A file of a token store", Kept.NOT),
         ):
             app.add_api_route(
                 path, endpoint, methods=[method], name=f"{method.lower()}_{endpoint.__name__}",
-                responses=file_answers(), response_class=answers.Nothing,
+                responses=file_answers(kept), response_class=answers.Nothing,
                 summary=f"{what}, whole or one range of it",
             )  # fmt: skip
 
@@ -125,7 +125,7 @@ def _add_pages(app: FastAPI, page: Page, watch: Folder | None) -> None:
 
         @app.api_route("/runs/{path:path}", methods=read, include_in_schema=False)
         def runs_page_file(request: Request, path: str) -> Response:
-            return send_file(request, watch, path or INDEX)
+            return send_file(request, watch, path or INDEX, Kept.CHECKED)
 
     @app.api_route("/{path:path}", methods=read, include_in_schema=False)
     def page_file(request: Request, path: str) -> Response:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import mimetypes
 import os
 import re
 from collections.abc import Iterator
+from enum import Enum
 from http import HTTPStatus
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
@@ -48,8 +51,18 @@ def _newest(folder: Path) -> float:
     return max((path.stat().st_mtime for path in folder.rglob("*") if path.is_file()), default=0.0)
 
 
-def send_file(request: Request, folder: Path, name: str) -> Response:
-    """The file `name` (plain names with / between them) in or below `folder`, as the request's Range header wants it.
+class Kept(Enum):
+    """What a browser may do with a file that it was given: forget it (what is private, or changes), ask each time
+    whether it still is the same (by a hash of its bytes), or take it for what its address means forever."""
+
+    NOT = None
+    CHECKED = "private, no-cache"
+    FOREVER = "private, max-age=31536000, immutable"
+
+
+def send_file(request: Request, folder: Path, name: str, kept: Kept = Kept.NOT) -> Response:
+    """The file `name` (plain names with / between them) in or below `folder`, as the request's Range header wants it;
+    304 for one that is `CHECKED` and that the browser has.
 
     Nothing outside the folder is reached: not by `..`, not by another kind of separator, not through a link. Errors:
     Refusal (404; 416 for a range beyond the end).
@@ -63,16 +76,36 @@ def send_file(request: Request, folder: Path, name: str) -> Response:
         raise not_found(name)
     try:
         facts = os.fstat(file.fileno())
-        return _send(request, file, facts.st_size, _media_type(name))
+        headers = {} if kept is Kept.NOT else {"Cache-Control": str(kept.value)}
+        if kept is Kept.CHECKED:
+            headers["ETag"] = f'"{_digest(path, facts.st_size, facts.st_mtime_ns)}"'
+            if _has(request, headers["ETag"]):
+                file.close()
+                return Response(None, HTTPStatus.NOT_MODIFIED, headers)
+        return _send(request, file, facts.st_size, _media_type(name), headers)
     except BaseException:
         file.close()
         raise
 
 
-def _send(request: Request, file: BinaryIO, size: int, kind: str) -> Response:
-    span = _span(request.headers.get("range"), size)
+@functools.lru_cache(maxsize=256)
+def _digest(path: Path, size: int, changed: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _has(request: Request, tag: str) -> bool:
+    """Whether the browser has the file of this tag (RFC 9110 13.1.2)."""
+    tags = [one.strip().removeprefix("W/") for one in request.headers.get("if-none-match", "").split(",")]
+    return tag in tags or "*" in tags
+
+
+def _send(request: Request, file: BinaryIO, size: int, kind: str, headers: dict[str, str]) -> Response:
+    # A range of the file that the browser has begun to load, or nothing of it (RFC 9110 13.1.5).
+    same = request.headers.get("if-range") in (None, headers.get("ETag"))
+    span = _span(request.headers.get("range") if same else None, size)
     begin, end = span or (0, size)
-    headers = {"Accept-Ranges": "bytes", "Content-Length": str(end - begin)}
+    headers = {**headers, "Accept-Ranges": "bytes", "Content-Length": str(end - begin)}
     status = HTTPStatus.OK
     if span is not None:
         status = HTTPStatus.PARTIAL_CONTENT

@@ -24,18 +24,19 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-# Nothing is loaded from elsewhere, kept, framed, or named to others. Cross-origin isolation gives precise clocks and
-# shared memory.
+# Nothing is loaded from elsewhere, framed, named to others, or kept, unless an answer itself says that it may be.
+# Cross-origin isolation gives precise clocks and shared memory.
 POLICY = (
     "default-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
     "object-src 'none'"
 )
+NEVER = "no-store"
 HEADERS = {
     "Content-Security-Policy": POLICY,
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Embedder-Policy": "require-corp",
     "Cross-Origin-Resource-Policy": "same-origin",
-    "Cache-Control": "no-store",
+    "Cache-Control": NEVER,
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }

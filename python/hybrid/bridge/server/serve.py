@@ -26,7 +26,7 @@ KEPT_PLANS = 32
 @dataclass(frozen=True)
 class Options:
     """runs, data: the folders of runs and of token stores. port: None for the usual one or one of the next.
-    most_upload: bytes."""
+    most_upload: bytes. plans: where compiled plans are kept for the next server; None: nowhere."""
 
     runs: Path
     data: Path
@@ -34,6 +34,7 @@ class Options:
     host: str = ADDRESS
     port: int | None = None
     most_upload: int = 4 * 2**30
+    plans: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -46,12 +47,12 @@ class Place:
 
 @contextlib.contextmanager
 def serving(options: Options, export: Export = export_for_server) -> Iterator[Place]:
-    """Serve while the context lasts. export: writes the page with its plans. Errors: HybridError when the page is not
+    """Serve while the context lasts. export: writes the page. Errors: HybridError when the page is not
     built, or nothing can be served there."""
     with contextlib.ExitStack() as stack:
         site = Site(export)
         stack.callback(site.close)
-        shelf = PlanShelf(KEPT_PLANS)
+        shelf = PlanShelf(KEPT_PLANS, options.plans)
         stack.callback(shelf.close)
         hub = Hub()
         imports = Imports(options.runs, options.most_upload)

@@ -66,6 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
             host=arguments.host,
             port=arguments.port,
             most_upload=arguments.max_upload,
+            plans=cache_folder("plans"),
         )
         with serving(options) as place:
             if said := warning(options.host):
