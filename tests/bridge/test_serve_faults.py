@@ -3,14 +3,35 @@
 from __future__ import annotations
 
 import os
+import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from bridge.served import BASE, PORT, TOKEN, Served, append, copy_run, row, write_run
+from bridge.served import (
+    BASE,
+    MOST_UPLOAD,
+    PORT,
+    TOKEN,
+    Served,
+    append,
+    client_of,
+    copy_run,
+    declaration,
+    packed,
+    row,
+    running,
+    write_run,
+)
+from hybrid.bridge.server import imports, serving
 from hybrid.bridge.server.feed import Cursor, read_news
+from hybrid.bridge.server.imports import Imports
 from hybrid.bridge.server.login import is_own_host
+from hybrid.checkpoint.loading import VerifiedCheckpoint, load
+from hybrid.config.tree import RunConfig
+from hybrid.training.saved_run import check_all_but_state
 
 
 def links_to_itself(path: Path) -> None:
@@ -90,6 +111,28 @@ def test_steps_that_no_run_has_are_no_rows(served: Served) -> None:
     assert all(Cursor.parse(event.at.id) == event.at for event in events), "each is a place to go on from"
 
 
+def test_two_servers_of_one_folder_may_commit_one_file(
+    served: Served, recording: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = packed(recording, tmp_path)
+    upload = served.ask("POST", "/api/uploads", json=declaration(file)).json()["id"]
+    served.ask("PUT", f"/api/uploads/{upload}?offset=0", content=file.read_bytes())
+    other, check = Imports(served.runs, MOST_UPLOAD), check_all_but_state
+
+    def check_while_the_other_commits(whole: VerifiedCheckpoint) -> RunConfig:
+        monkeypatch.setattr(imports, "check_all_but_state", check)
+        assert other.commit(upload)["run"] == "micro"
+        return check(whole)
+
+    monkeypatch.setattr(imports, "check_all_but_state", check_while_the_other_commits)
+    assert served.ask("POST", f"/api/uploads/{upload}/commit").json()["run"] == "micro-2"
+    for run in served.json("/api/runs")["runs"]:
+        assert load(served.runs / run["name"] / "checkpoints" / "step-00000010").manifest.progress.step == 10, (
+            "each is whole"
+        )
+    assert [path.name for path in (served.runs / ".uploads" / upload).iterdir()] == ["upload.json"]
+
+
 # --- who asks
 
 
@@ -121,3 +164,37 @@ def test_the_cookies_of_other_programs_lock_nobody_out(asked: Served, others: st
 )
 def test_on_the_port_of_http_browsers_leave_it_out(host: str, address: str, own: bool) -> None:
     assert is_own_host(host, address, 80) is own
+
+
+# --- connections
+
+
+def test_who_asks_for_nothing_is_not_waited_for(tmp_path: Path, built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "SILENT_SECONDS", 0.3)
+    run = write_run(tmp_path / "runs", "a", 1)
+    with running(tmp_path) as place, client_of(place) as client:
+        host = f"Host: 127.0.0.1:{place.port}\r\n"
+        silent = []
+        for text in (
+            "",
+            f"GET /api/runs HTTP/1.1\r\n{host}",
+            f"GET / HTTP/1.1\r\n{host}\r\nGET /api",
+            f"POST /api/plans HTTP/1.1\r\n{host}Content-Length: 1000\r\n\r\n[",
+        ):
+            silent.append(socket.create_connection(("127.0.0.1", place.port), timeout=5))
+            silent[-1].sendall(text.encode())
+        with client.stream("GET", "/api/runs/a/events") as watched:
+            lines = watched.iter_lines()
+            next(line for line in lines if line == "event: entry")
+            for connection in silent:
+                with connection:
+                    while connection.recv(4096):
+                        pass  # the end of it, or a timeout
+            time.sleep(0.7)
+            append(run, row(2))
+            assert next(line for line in lines if '"step":2' in line), "who listens is not silent"
+        assert client.get("/api/data").status_code == 200
+
+
+def test_an_address_beyond_reason_is_not_repeated_whole(asked: Served) -> None:
+    assert len(asked.error("GET", "/" + "a" * 20_000, 404)["message"]) < 400

@@ -22,6 +22,7 @@ from typing import Any
 
 from hybrid.bridge.server.refusals import Refusal, not_found
 from hybrid.bridge.server.runs import NAME
+from hybrid.bridge.server.temporary import TemporaryFolder
 from hybrid.checkpoint import archive
 from hybrid.checkpoint.finding import CHECKPOINTS_FOLDER, step_folder_name
 from hybrid.checkpoint.loading import VerifiedCheckpoint
@@ -42,7 +43,7 @@ Facts = dict[str, Any]
 
 _ARCHIVE = "archive.hybrid"
 _FACTS = "upload.json"
-_STAGED = "run"
+_STAGED = "run-"
 _ID = re.compile(r"[0-9a-f]{32}\Z")
 _RUN_NAME = re.compile(NAME.removesuffix("$") + r"\Z")
 
@@ -123,17 +124,22 @@ class Imports:
                 raise Refusal(HTTPStatus.CONFLICT, error, {"size": have})
             with self._lock:
                 self._pieces.pop(identity, None)
+            # Nobody else has this place, not even another server of these runs that commits the same file.
+            place = TemporaryFolder(_STAGED, str(folder))
             try:
-                result = self._make_run(folder, facts)
+                result = self._make_run(folder / _ARCHIVE, place.path / "run", facts)
             except HybridError as error:
                 if type(error) is HybridError:  # the disk refuses; the file may be good
-                    shutil.rmtree(folder / _STAGED, ignore_errors=True)
                     raise _no_room(str(error)) from error
                 shutil.rmtree(folder, ignore_errors=True)
                 raise
+            finally:
+                place.close()
             facts = {**facts, **result}
             _write(folder, facts)
-            (folder / _ARCHIVE).unlink()  # last: whatever ends this process before, the file can be committed again
+            (folder / _ARCHIVE).unlink(
+                missing_ok=True
+            )  # last: whatever ends this process before, the file can be committed again
             return self._state(identity, facts)
 
     def drop(self, identity: str) -> None:
@@ -145,9 +151,7 @@ class Imports:
 
     # --- how
 
-    def _make_run(self, folder: Path, facts: Facts) -> Facts:
-        file, staged = folder / _ARCHIVE, folder / _STAGED
-        shutil.rmtree(staged, ignore_errors=True)  # of a commit that was interrupted
+    def _make_run(self, file: Path, staged: Path, facts: Facts) -> Facts:
         found = _sha256(file)
         if found != facts["sha256"]:
             raise CheckpointCorrupt(f"{facts['name']}: sha256 {found}, but {facts['sha256']} was declared: damaged")

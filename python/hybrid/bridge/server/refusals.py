@@ -92,4 +92,4 @@ def answer_errors(app: FastAPI) -> None:
 
 
 def not_found(what: str) -> Refusal:
-    return Refusal(HTTPStatus.NOT_FOUND, HybridError(f"{what}: there is no such file here"))
+    return Refusal(HTTPStatus.NOT_FOUND, HybridError(f"{what:.300}: there is no such file here"))

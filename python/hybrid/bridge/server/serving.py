@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import socket
 import threading
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from hybrid.bridge.server.guard import Asgi, Guard
 from hybrid.errors import HybridError
@@ -18,6 +20,29 @@ ADDRESS = "127.0.0.1"
 NAMES = (ADDRESS, "localhost")
 START_SECONDS = 30.0
 GRACE_SECONDS = 2  # for answers that are on their way when the server is closed
+SILENT_SECONDS = 20.0  # that a connection may last without asking for anything
+
+
+class Connection(H11Protocol):
+    """One that is closed when nothing whole is asked for on it for a while: a process has few, and who knows no token
+    could take all of them."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._watch()
+
+    def _watch(self) -> None:
+        self._answered = self.cycle
+        self.loop.call_later(SILENT_SECONDS, self._look)
+
+    def _look(self) -> None:
+        if self.transport.is_closing():
+            return
+        waits = self.cycle is None or self.cycle.response_complete
+        if waits and self.cycle is self._answered:
+            self.transport.close()
+        else:
+            self._watch()
 
 
 class Server:
@@ -41,8 +66,8 @@ class Server:
         self.port: int = self._socket.getsockname()[1]
         # Signals belong to the command; its view belongs to the terminal.
         config = uvicorn.Config(
-            make_app(self.port), log_config=None, log_level="critical", access_log=False, lifespan="off",
-            server_header=False, date_header=False, timeout_graceful_shutdown=GRACE_SECONDS,
+            make_app(self.port), http=Connection, log_config=None, log_level="critical", access_log=False,
+            lifespan="off", server_header=False, date_header=False, timeout_graceful_shutdown=GRACE_SECONDS,
         )  # fmt: skip
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(
