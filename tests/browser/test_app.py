@@ -49,6 +49,7 @@ def test_a_model_is_trained_by_clicking_and_axe_finds_nothing(
         first = app.wait("#sample")
         assert app.violations() == []
         assert app.finish() == "Finished at step 60."
+        assert app.do(lambda page: page.locator("#server:visible, #machine:visible").count()) == 0, "there is none"
         assert app.text("#step") == "60 of 60"
         assert float(app.text("#loss")) < 5, "it has learned something"
         label = app.do(lambda page: page.locator("#loss-chart").get_attribute("aria-label"))

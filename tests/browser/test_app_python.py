@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -74,7 +75,7 @@ def test_a_model_of_any_size_is_compiled_in_the_tab_trained_and_continued_on_the
     assert (config["num_hidden_layers"], config["hidden_size"]) == (1, 16)
 
 
-def test_a_server_that_has_the_page_compiles_for_it(chromium: Chromium, tmp_path: Path) -> None:
+def test_a_server_that_has_the_page_compiles_for_it_and_takes_its_runs(chromium: Chromium, tmp_path: Path) -> None:
     options = Options(tmp_path / "runs", tmp_path / "stores", TOKEN, port=0)
     with serving(options) as here, App(chromium, f"http://127.0.0.1:{here.port}", path=f"/?token={TOKEN}") as app:
         app.ready()
@@ -84,6 +85,29 @@ def test_a_server_that_has_the_page_compiles_for_it(chromium: Chromium, tmp_path
         assert app.finish() == "Finished at step 5."
         assert any(url.endswith("/api/plans") for url in app.requests)
         assert not _python(app)
+        # A full disk is said; sent again, over a connection that breaks once, it arrives.
+        answers = [{"status": 507, "json": {"error": {"name": "HybridError", "message": "the disk has no room"}}}, None]
+
+        def answer(route: Any) -> None:
+            if not answers:
+                return route.continue_()
+            kind = answers.pop(0)
+            return route.fulfill(**kind) if kind else route.abort()
+
+        app.do(lambda page: page.route("**/api/uploads/*?offset=*", answer))
+        app.press("Send to the server")
+        assert app.wait("#alert-text") == "The disk has no room."
+        assert app.text("#send-note") == "It was not sent."
+        app.press("Dismiss")
+        app.press("Try again")
+        assert app.wait("#sent") == "look at custom-stories"
+        assert app.text("#send-note").strip() == "custom-stories is there, at step 5:"
+        assert app.violations() == []
+        [saved] = options.runs.glob("custom-stories/checkpoints/*")
+        assert saved.name == "step-00000005" and not list(options.runs.glob(".uploads/*/archive.hybrid"))
+        app.do(lambda page: page.locator("#sent").click())
+        assert "uploaded as custom-stories-step-00000005.hybrid" in app.wait("#status:text-matches('uploaded')")
+        assert app.text("#step") == "5 of 5"
 
 
 def _python(app: App) -> list[str]:

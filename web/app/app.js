@@ -7,6 +7,7 @@ import { button, element, input, show } from "./page.js";
 import { readSite } from "./planner.js";
 import { RunView } from "./run_view.js";
 import { ScriptView } from "./script_view.js";
+import { SendView } from "./send_view.js";
 import { SetupView } from "./setup_view.js";
 
 /** @import { FromWorker, ToWorker } from "./app_worker.js" */
@@ -20,6 +21,10 @@ const setup = new SetupView(
 const script = new ScriptView({
   run: (source) => ask({ ask: "script", source, texts: setup.texts }),
   stop: () => ask({ ask: "stop-script" }),
+});
+const sender = new SendView(() => {
+  if (run.name) ask({ ask: "send", name: run.name });
+  return run.name;
 });
 /** Whether the worker has a run, from request to end. */
 let busy = false;
@@ -63,6 +68,7 @@ function start(request, title) {
   element("wanted").hidden = true;
   askForPersistence().catch(() => {}); // whether it is promised or not, the run is kept as well as this browser can
   run.begin(title);
+  sender.clear();
   view("run");
   show("status", "getting ready");
   stayAwake();
@@ -103,6 +109,7 @@ const HEARD = {
   },
   error: ({ error, message, ask: asked }) => {
     if (asked === undefined) return; // the runner's own; the request that ends with it says so too
+    if (asked === "send") sender.failed();
     if (["begin", "on", "import"].includes(asked)) {
       const began = run.name !== null && run.saved;
       ended("This run has ended.");
@@ -129,6 +136,8 @@ const HEARD = {
   "script-line": ({ line }) => script.line(line),
   "script-report": ({ values }) => script.report(values),
   "script-end": ({ message, error, traceback }) => script.end(error ? sentence(message) : null, error, traceback),
+  "send-progress": (facts) => sender.progress(facts),
+  sent: (facts) => sender.sent(facts),
   file: ({ name, blob }) => {
     const link = document.createElement("a");
     link.href = URL.createObjectURL(blob);
@@ -143,6 +152,7 @@ worker.onmessage = ({ data }) => {
   const { kind, facts } = /** @type {FromWorker} */ (data);
   run.event(kind, facts);
   HEARD[kind]?.(facts);
+  sender.allow(run.saved && (!busy || run.paused));
 };
 worker.onerror = (event) => {
   ended("The worker of this page failed.");
@@ -162,6 +172,7 @@ button("pause").addEventListener("click", () => {
   ask({ ask: run.paused ? "pause" : "go" });
   if (run.paused) letSleep();
   else stayAwake();
+  sender.allow(run.saved && run.paused);
 });
 button("save").addEventListener("click", () => ask({ ask: "save" }));
 button("stop").addEventListener("click", () => {
@@ -288,7 +299,9 @@ async function begin() {
     const site = await readSite(new URL("./", document.baseURI));
     setup.showSite(site);
     script.showSite(site);
-    element("machine").hidden = !site.planners.server; // a server that compiles plans also shows the runs it has
+    const served = site.planners.server !== null; // a server that compiles plans also shows the runs it has, and takes more
+    element("machine").hidden = !served;
+    sender.offer(served);
   } catch (error) {
     show("sizes", "");
     alarm(sentence(describe(error).message));

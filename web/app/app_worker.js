@@ -28,6 +28,7 @@ import { chosenSettings, desktopCommand, jobOfCheckpoint, newJob } from "./job.j
 import { readSite } from "./planner.js";
 import { Planning } from "./planning.js";
 import { DATA_FOLDER, freeName, history, listRuns, openJob, openRuns, sweep, writeJob } from "./runs.js";
+import { sendRun, UPLOADS } from "./upload.js";
 
 /** @import { Progress } from "../runtime/executor.js" */
 /** @import { Directory } from "../runtime/folders/folder.js" */
@@ -41,14 +42,14 @@ import { DATA_FOLDER, freeName, history, listRuns, openJob, openRuns, sweep, wri
 /**
  * `begin` a run on texts (null: the page's own), go `on` with one (longer: for as many steps again), `import` an archive
  * (texts null: the page's own, if it is that), `download` the newest checkpoint, `remove` a run; see what a model `needs`;
- * run a `script` on texts; the others concern the run that trains, or the script that runs.
+ * `send` its newest checkpoint to the server of this page; run a `script` on texts; the others concern the run that trains, or the script that runs.
  *
  * @typedef {{ask: "list" | "pause" | "go" | "save" | "stop" | "stop-script"}
  *   | {ask: "begin", size: string | Shape, precision: string, steps: number, texts: File[] | null}
  *   | {ask: "needs", key: string, size: string | Shape, precision: string}
  *   | {ask: "script", source: string, texts: File[] | null}
  *   | {ask: "import", archive: File, texts: File[] | null}
- *   | {ask: "on", name: string, longer: boolean} | {ask: "download", name: string} | {ask: "remove", name: string}} ToWorker
+ *   | {ask: "on", name: string, longer: boolean} | {ask: "download" | "send" | "remove", name: string}} ToWorker
  */
 
 const BASE = new URL("./", globalThis.location.href);
@@ -264,13 +265,20 @@ async function takeIn({ archive, texts }) {
   }
 }
 
-/** @param {string} name */
-async function download(name) {
+/** The newest checkpoint of a run, as a file. @param {string} name */
+async function pack(name) {
   const folder = await (await openRuns()).open(name);
   if (!folder) throw new ConfigError(`there is no run called ${name} in this browser any more`);
   const packed = await exportRun(folder);
-  const blob = await new Response(packed.stream()).blob();
-  tell("file", { name: packed.name, blob });
+  return { name: packed.name, blob: await new Response(packed.stream()).blob() };
+}
+
+/** @param {string} run */
+async function send(run) {
+  const { name, blob } = await pack(run);
+  const progress = (/** @type {string} */ stage, /** @type {number} */ done, /** @type {number} */ total) =>
+    tell("send-progress", { stage, done, total });
+  tell("sent", { ...(await sendRun(blob, name, new URL(UPLOADS, BASE), { progress })) });
 }
 
 /** @param {string} name */
@@ -330,7 +338,9 @@ async function answer(request) {
     case "list":
       return list();
     case "download":
-      return download(request.name);
+      return tell("file", await pack(request.name));
+    case "send":
+      return send(request.name);
     case "remove":
       await remove(request.name);
       return list();

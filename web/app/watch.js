@@ -176,8 +176,13 @@ function follow(name) {
   let steps = null;
   /** @param {string} kind @param {(value: Facts) => void} act */
   const on = (kind, act) => opened.addEventListener(kind, (event) => act(JSON.parse(event.data)));
+  const stand = (/** @type {number} */ step) => {
+    show("step", steps === null ? whole(step) : `${whole(step)} of ${whole(steps)}`);
+    /** @type {HTMLProgressElement} */ (element("bar")).value = steps ? step / steps : 0;
+  };
   on("run", (run) => {
     steps = run.steps;
+    if (run.step !== null && element("step").textContent === "–") stand(run.step); // it has no rows where it was uploaded
     show("status", run.problem ?? [run.status, run.message].filter(Boolean).join(": "));
     if (run.parameters !== null) show("parameters", parameters(run.parameters));
     if (run.backend !== null) show("backend", run.backend);
@@ -186,9 +191,8 @@ function follow(name) {
     const { step, total_loss: loss, lr, gradient_norm_unclipped: norm, tokens_per_second: rate } = row;
     view.add(step, [loss, undefined, lr, norm]);
     show("loss", digits(loss));
-    show("step", steps === null ? whole(step) : `${whole(step)} of ${whole(steps)}`);
+    stand(step);
     if (typeof rate === "number") show("rate", whole(rate));
-    /** @type {HTMLProgressElement} */ (element("bar")).value = steps ? step / steps : 0;
   });
   on("validation", ({ step, loss }) => {
     view.add(step, [undefined, loss]);
