@@ -1,7 +1,7 @@
 """The output projection and its loss in chunks of rows: N x V logits never exist at once, in neither direction.
 
 The backward pass makes each chunk's logits again from the hidden states; between the passes only the log-partition of
-each row is kept.
+each row is kept, and the logits where they are few.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from hybrid.data.batch import IGNORE
 
 # Logits of one chunk, in elements: they stay in a core's cache, or fill a GPU.
 CPU_CHUNK, CUDA_CHUNK = 1 << 20, 1 << 26
+KEPT = 1 << 20  # logits at most that are kept for the backward pass
 
 
 def _chunks(x: Tensor, vocabulary: int) -> Iterator[slice]:
@@ -47,7 +48,8 @@ class CrossEntropyHead(torch.autograd.Function):
             logits = _product(x[chunk], matrix.t())
             lse[chunk] = torch.logsumexp(logits, dim=-1)
             nll[chunk] = lse[chunk] - logits.gather(1, picked[chunk, None])[:, 0]
-        ctx.save_for_backward(x, weight, counted, picked, z_loss, lse)
+        kept = logits if logits.shape[0] == x.shape[0] and logits.numel() <= KEPT else None
+        ctx.save_for_backward(x, weight, counted, picked, z_loss, lse, kept)
         ctx.set_materialize_grads(False)
         zero = torch.zeros((), device=x.device)
         loss = nll + z_loss * lse.square()
@@ -56,13 +58,14 @@ class CrossEntropyHead(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, Tensor | None, None, None]:
         """d loss / d logit_v = (1 + 2 z lse) softmax_v - [v == target], and the same without z for the nll."""
-        x, weight, counted, picked, z_loss, lse = ctx.saved_tensors
+        x, weight, counted, picked, z_loss, lse, kept = ctx.saved_tensors
         dloss, dnll = (torch.zeros_like(lse) if d is None else torch.where(counted, d, 0.0) for d in upstream)
         rise, drop = dloss * (1.0 + 2.0 * z_loss * lse) + dnll, dloss + dnll
         matrix = weight.to(x.dtype)
         dx, dweight = torch.empty_like(x), None
         for chunk in _chunks(x, weight.shape[0]):
-            gradient = torch.exp(_product(x[chunk], matrix.t()) - lse[chunk, None])
+            logits = _product(x[chunk], matrix.t()) if kept is None else kept
+            gradient = torch.exp(logits - lse[chunk, None])
             gradient *= rise[chunk, None]
             gradient.scatter_add_(1, picked[chunk, None], -drop[chunk, None])
             gradient.masked_fill_(~counted[chunk, None], 0.0)  # exactly, also where the logits are not finite

@@ -217,12 +217,10 @@ class TorchOps(ObjectiveOps):
     # --- shape -------------------------------------------------------------------------------------------------------
 
     def reshape(self, x: Tensor, shape: Sequence[int]) -> Tensor:
-        wanted = list(shape)
-        for i, size in enumerate(wanted):
-            self._check("reshape", size != 0 or i < x.dim(), f"{list(shape)} keeps a dimension that x lacks", x)
-            wanted[i] = size or x.shape[i]
-        known = abs(prod(wanted))
-        fits = x.numel() % known == 0 and wanted.count(-1) < 2 and (-1 in wanted or known == x.numel())
+        self._check("reshape", 0 not in shape[x.dim() :], f"{list(shape)} keeps a dimension that x lacks", x)
+        wanted = [size or x.shape[i] for i, size in enumerate(shape)]
+        known = prod(wanted)
+        fits = known == x.numel() or (wanted.count(-1) == 1 and x.numel() % known == 0)
         self._check("reshape", fits, f"{list(shape)} does not hold the {x.numel()} elements of x", x)
         return x.reshape(wanted)
 

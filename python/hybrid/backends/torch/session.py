@@ -358,6 +358,7 @@ class TorchSession:
         self._times.skip()
         info = self._judged()
         self._updater.apply(self._row)
+        self._clear()  # nobody needs them now, and evaluating or saving needs the room
         row = self._row
         if self.device.type == "cuda":
             row = torch.empty_like(row, device="cpu", pin_memory=True).copy_(row, non_blocking=True)

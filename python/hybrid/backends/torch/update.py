@@ -25,7 +25,7 @@ from hybrid.optim.table import rows
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 NORM_EPSILON = 1e-6  # of the clip factor max_norm / (norm + epsilon), as in the mirrored runner
 TABLE_ROWS = 256  # learning rates of as many optimizer steps are on the device
-NORM_PIECE = 1 << 16  # torch's norm on a CPU sums whole tensors in f32: of 50 M elements, 0.4 % would be lost
+DOT_PIECE = 1 << 16  # a product on a CPU sums all of it in f32
 
 ROW = (
     *("loss_sum", "nll_sum", "norm", "clip", "scale", "scale_after", "growth", "overflow", "loss_overflow"),
@@ -201,15 +201,22 @@ class Updater:
 
 def _statistics(gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     """(sum of squares f64, elements that are NaN, elements that are infinite) over all gradients."""
-    on_cpu = not gradients[0].is_cuda
-    pieces = [p for g in gradients for p in torch.split(g.flatten(), NORM_PIECE)] if on_cpu else list(gradients)
-    squares = torch.stack(torch._foreach_norm(pieces)).double().square().sum()
+    squares = _squares(gradients)
     nothing = torch.zeros((), dtype=torch.int64, device=squares.device)
-    if on_cpu and bool(squares.isfinite()):
+    if not squares.is_cuda and bool(squares.isfinite()):
         return squares, nothing, nothing
     nan_count = sum((g.isnan().sum() for g in gradients), nothing)
     inf_count = sum((g.isinf().sum() for g in gradients), nothing)
     return squares, nan_count, inf_count
+
+
+def _squares(gradients: Sequence[Tensor]) -> Tensor:
+    """The sum of squares, f64 []."""
+    if gradients[0].is_cuda:
+        return torch.stack(torch._foreach_norm(list(gradients))).double().square().sum()
+    flat = (gradient.flatten() for gradient in gradients)
+    pieces = (piece for g in flat for piece in (torch.split(g, DOT_PIECE) if len(g) > DOT_PIECE else (g,)))
+    return torch.stack([torch.dot(piece, piece) for piece in pieces]).double().sum()
 
 
 def step_result(row: Sequence[float], info: StepInfo, **times: Any) -> StepResult:
