@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import shutil
 import stat
 import tempfile
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Final
 
 from hybrid.checkpoint import loading
+from hybrid.checkpoint.filesystem import fresh
 from hybrid.checkpoint.loading import VerifiedCheckpoint
 from hybrid.checkpoint.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Manifest, parse
 from hybrid.checkpoint.safetensors import open_regular
 from hybrid.checkpoint.zip_entries import Entry, read_content, read_entries
-from hybrid.errors import CheckpointCorrupt, CheckpointNotFound, HybridError
+from hybrid.errors import CheckpointCorrupt, CheckpointNotFound
 
 SUFFIX: Final = ".hybrid"
 
@@ -32,7 +31,7 @@ def pack(folder: Path, archive: Path) -> Manifest:
     Errors: CheckpointNotFound, CheckpointCorrupt; HybridError when the archive exists or the disk refuses.
     """
     manifest = loading.examine(folder).manifest
-    with _fresh(archive) as temporary, zipfile.ZipFile(temporary, "x", zipfile.ZIP_STORED) as target:
+    with fresh(archive) as temporary, zipfile.ZipFile(temporary, "x", zipfile.ZIP_STORED) as target:
         for name in (MANIFEST_NAME, *sorted(manifest.files)):
             info = zipfile.ZipInfo(name, _FIRST_DAY)
             info.create_system = 3
@@ -60,7 +59,7 @@ def unpack_whole(archive: Path, folder: Path) -> VerifiedCheckpoint:
     source = str(archive)
     with open_regular(archive, source) as stream:
         entries = {entry.name: entry for entry in read_entries(source, stream)}
-        with _fresh(folder) as temporary:
+        with fresh(folder) as temporary:
             temporary.mkdir()
             for name in (MANIFEST_NAME, *_manifest(source, stream, entries).files):
                 if name not in entries:
@@ -111,22 +110,3 @@ def _manifest(source: str, stream: BinaryIO, entries: dict[str, Entry]) -> Manif
     if entry.size > MAX_MANIFEST_BYTES:
         raise CheckpointCorrupt(f"{source}/{MANIFEST_NAME}: more than {MAX_MANIFEST_BYTES} bytes")
     return parse(f"{source}/{MANIFEST_NAME}", b"".join(read_content(source, stream, entry)))
-
-
-@contextlib.contextmanager
-def _fresh(target: Path) -> Iterator[Path]:
-    """A sibling of `target` to write, which then gets its name, or is removed if anything fails."""
-    if target.exists():
-        raise HybridError(f"{target} is there already: choose another name")
-    temporary = target.with_name(f".tmp-{target.name}-{os.getpid()}")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        yield temporary
-        temporary.rename(target)
-    except OSError as error:
-        raise HybridError(f"{target}: could not be written: {error.strerror or error}") from error
-    finally:
-        if temporary.is_dir():
-            shutil.rmtree(temporary, ignore_errors=True)
-        else:
-            temporary.unlink(missing_ok=True)

@@ -6,11 +6,15 @@ one operation, slow the writing down, or let a disk run full.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
+
+from hybrid.errors import HybridError
 
 _BLOCK_BYTES = 1024 * 1024
 _SLOW_BLOCK_BYTES = 64 * 1024
@@ -79,3 +83,25 @@ class OsFilesystem:
             now = time.monotonic()
             self._due = max(self._due, now) + len(block) / self._rate
             time.sleep(self._due - now)
+
+
+@contextlib.contextmanager
+def fresh(target: Path) -> Iterator[Path]:
+    """A sibling of `target` to write, a file or a folder, which then gets its name, or is removed if anything fails.
+
+    Errors: HybridError when `target` exists or the disk refuses.
+    """
+    if target.exists():
+        raise HybridError(f"{target} is there already: choose another name")
+    temporary = target.with_name(f".tmp-{target.name}-{os.getpid()}")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        yield temporary
+        temporary.rename(target)
+    except OSError as error:
+        raise HybridError(f"{target}: could not be written: {error.strerror or error}") from error
+    finally:
+        if temporary.is_dir():
+            shutil.rmtree(temporary, ignore_errors=True)
+        else:
+            temporary.unlink(missing_ok=True)

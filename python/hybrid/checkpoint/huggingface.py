@@ -31,16 +31,18 @@ def is_llama_shaped(cfg: ModelConfig) -> bool:
 def config_document(cfg: ModelConfig, special_tokens: Mapping[str, int]) -> dict[str, Any]:
     """The members of config.json. `special_tokens`: ids by role (`bos`, `eos`, `pad`); absent roles are null."""
     document: dict[str, Any] = {
-        **_token_ids(special_tokens),
+        **token_ids(special_tokens),
         "hybrid": cfg.to_dict(),
         "vocab_size": cfg.vocabulary_size,
         "tie_word_embeddings": cfg.tied_embeddings,
         "torch_dtype": "float32",
     }
-    if not is_llama_shaped(cfg):
-        return {**document, "model_type": "hybrid"}
+    return document | (llama_document(cfg) if is_llama_shaped(cfg) else {"model_type": "hybrid"})
+
+
+def llama_document(cfg: ModelConfig) -> dict[str, Any]:
+    """The members of a LlamaConfig that are its own, of a model that is Llama-shaped."""
     return {
-        **document,
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "hidden_size": cfg.width,
@@ -65,7 +67,7 @@ def config_document(cfg: ModelConfig, special_tokens: Mapping[str, int]) -> dict
 
 def generation_document(special_tokens: Mapping[str, int]) -> dict[str, Any]:
     """The members of generation_config.json."""
-    return {"_from_model_config": True, **_token_ids(special_tokens)}
+    return {"_from_model_config": True, **token_ids(special_tokens)}
 
 
 def model_config(source: str, document: object) -> ModelConfig:
@@ -90,7 +92,8 @@ def model_config(source: str, document: object) -> ModelConfig:
     return cfg
 
 
-def _token_ids(special_tokens: Mapping[str, int]) -> dict[str, int | None]:
+def token_ids(special_tokens: Mapping[str, int]) -> dict[str, int | None]:
+    """Members of config.json and generation_config.json: the ids by role; ConfigError for an unknown role."""
     if unknown := sorted(set(special_tokens) - set(SPECIAL_TOKENS)):
         raise ConfigError(f"special token(s) {', '.join(unknown)}: expected {', '.join(SPECIAL_TOKENS)}")
     # Written out even when absent: the defaults of transformers would end a text at id 2.

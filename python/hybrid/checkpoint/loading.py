@@ -227,6 +227,12 @@ def _read_all(source: str, stream: BinaryIO, limit: int) -> bytes:
     return b"".join(parts)
 
 
+def read_json(path: Path) -> Any:
+    """The value of a JSON file of moderate size. Errors: CheckpointNotFound, CheckpointCorrupt."""
+    with safetensors.open_regular(path, str(path)) as stream:
+        return _parse_json(str(path), _read_all(str(path), stream, _MAX_CONFIG_BYTES))
+
+
 def _parse_json(source: str, data: bytes) -> Any:
     if len(data) > _MAX_CONFIG_BYTES:
         raise CheckpointCorrupt(f"{source}: {len(data)} bytes; at most {_MAX_CONFIG_BYTES} are read")

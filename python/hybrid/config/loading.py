@@ -46,7 +46,7 @@ def load_config(
             )
         layers.append((f"preset {name}", read_preset(name)))
     if file is not None:
-        layers.append(("file name", _nested(["run", "name"], _plain_name(file.stem))))
+        layers.append(("file name", _nested(["run", "name"], plain_name(file.stem))))
         layers.append((str(file), from_file))
     layers += [(f"--set {text}", parse_assignment(text)) for text in assignments]
     layers += [("command line", _nested(key.split("."), value)) for key, value in (flags or {}).items()]
@@ -155,7 +155,8 @@ def _check_depth(settings: Settings, where: str) -> None:
     raise ConfigError(f"{where}: nested more than {MOST_LEVELS} levels deep")
 
 
-def _plain_name(stem: str) -> str:
+def plain_name(stem: str) -> str:
+    """A file's name as the name of a run."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).lstrip("-._") or "run"
 
 

@@ -1,4 +1,4 @@
-"""`hybrid checkpoint show|verify|diff|list|pack|unpack`."""
+"""`hybrid checkpoint show|verify|diff|list|pack|unpack|export|import`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,21 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hybrid.cli.parser import Subparsers, add_command, add_group, path
+from hybrid.cli.parser import Subparsers, add_command, add_group, add_set_option, path
 
 if TYPE_CHECKING:
     from hybrid.checkpoint.manifest import Manifest
+
+EXPORT = """\
+Write the model of a checkpoint (a run folder means its newest) as a folder that transformers opens: Llama's
+family for RMS norm, rotary positions and SwiGLU, GPT-2's for layer norm and learned positions. Weights are
+float32; the optimizer's state is not part of it. The checkpoint is verified first."""
+
+IMPORT = """\
+Make a run folder whose step 0 has the weights of a folder that transformers wrote: config.json of a Llama or
+GPT-2 model, safetensors in any floating type, and tokenizer.json. The model's shape is the folder's; all other
+settings are those of `hybrid train`, and so is the data. Then `hybrid train --run-dir DIR` trains it, and
+`hybrid sample DIR` lets it write."""
 
 
 def register(subparsers: Subparsers) -> None:
@@ -41,6 +52,25 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument("folder", metavar="FOLDER", nargs="?", type=path, help="default: FILE here")
     _json_option(parser)
     parser.set_defaults(run=unpack)
+    parser = add_command(group, "export", "the model of a checkpoint as a folder for another library", EXPORT)
+    parser.add_argument("path", metavar="RUN|CHECKPOINT", type=path)
+    parser.add_argument("folder", metavar="FOLDER", type=path, help="must not exist")
+    _format_option(parser)
+    _json_option(parser)
+    parser.set_defaults(run=export)
+    parser = add_command(group, "import", "begin a run with the model of another library's folder", IMPORT)
+    parser.add_argument("folder", metavar="FOLDER", type=path)
+    parser.add_argument("config", metavar="CONFIG", nargs="?", type=path, help="settings: a .toml or .json file")
+    parser.add_argument("--preset", metavar="NAME", help="what the settings start from (default: stdlib-tiny)")
+    parser.add_argument("--run-dir", metavar="DIR", type=path, help="the run's folder (default: runs/FOLDER)")
+    add_set_option(parser)
+    _format_option(parser)
+    _json_option(parser)
+    parser.set_defaults(run=import_model)
+
+
+def _format_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--format", choices=("hf",), default="hf", help="hf: of Hugging Face transformers (default)")
 
 
 def _json_option(parser: argparse.ArgumentParser) -> None:
@@ -153,6 +183,58 @@ def unpack(arguments: argparse.Namespace) -> int:
 
     folder: Path = arguments.folder or Path(arguments.archive.stem)
     _tell(arguments, folder, archive.unpack(arguments.archive, folder))
+    return 0
+
+
+def export(arguments: argparse.Namespace) -> int:
+    """`checkpoint export`."""
+    from hybrid.checkpoint import finding, transformers_folder
+    from hybrid.training.view import bytes_text
+
+    place = finding.resolve(arguments.path).path
+    facts = transformers_folder.export(place, arguments.folder)
+    if arguments.json:
+        print(json.dumps({"path": str(arguments.folder), **facts}))
+    else:
+        size = bytes_text(facts["bytes"])
+        print(f"{arguments.folder}: a {facts['family']} model for transformers, {facts['tensors']} tensors, {size}")
+    return 0
+
+
+def import_model(arguments: argparse.Namespace) -> int:
+    """`checkpoint import`."""
+    from hybrid.checkpoint.transformers_folder import TransformersFolder
+    from hybrid.cli.progress import ProgressLine
+    from hybrid.config.loading import load_config, plain_name
+    from hybrid.training.importing import import_run, model_settings
+    from hybrid.training.run_files import RUNS
+    from hybrid.training.start import Request, Services
+    from hybrid.training.view import QuietView
+
+    source = TransformersFolder(arguments.folder)
+    # The folder's own tokenizer, unless a setting says another.
+    own = [f"run.name={json.dumps(plain_name(arguments.folder.resolve().name))}"]
+    if source.tokenizer is not None:
+        own += ['data.tokenizer.type="bpe"', f"data.tokenizer.path={json.dumps(str(source.tokenizer))}"]
+    config = load_config(
+        arguments.config, arguments.preset, (*own, *arguments.assignments), model_settings(source.model)
+    )
+    run_dir: Path = arguments.run_dir or RUNS / config.run.name
+    with ProgressLine() as line:
+
+        class Line(QuietView):
+            def event(self, kind: str, facts: dict[str, Any]) -> None:
+                if kind == "progress":
+                    line(facts["stage"], facts["done"], facts["total"])
+                elif kind == "note":
+                    line.note(facts["text"])
+
+        facts = import_run(source, Request(config, run_dir, "never", command="import"), Services(view=Line()))
+    if arguments.json:
+        print(json.dumps(facts))
+    else:
+        print(f"{facts['checkpoint']}: {facts['parameters']:,} parameters of {arguments.folder}, not trained here yet")
+        print(f"train it: hybrid train --run-dir {run_dir}; sample from it: hybrid sample {run_dir}")
     return 0
 
 
