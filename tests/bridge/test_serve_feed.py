@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bridge.served import append, row, write_run
-from hybrid.bridge.server.feed import BLOCK_BYTES, Cursor, Event, read_news, signature
+from hybrid.bridge.server.feed import BLOCK_BYTES, Cursor, Event, end_of, read_news, signature
 from hybrid.training.metrics_log import JsonLines
 
 BEGINNING = Cursor()
@@ -110,6 +110,21 @@ def test_a_long_file_comes_in_blocks(tmp_path: Path) -> None:
     first = read_news(folder, Cursor())
     assert first.more and 0 < len(first.events) < 5000
     assert steps(told(folder)[0]) == list(range(1, 5001))
+
+
+@pytest.mark.parametrize("rows", [0, 1, 9, 2000])
+def test_the_end_is_the_place_behind_what_was_told(tmp_path: Path, rows: int) -> None:
+    folder = write_run(tmp_path, "a", rows)
+    with (folder / "metrics.jsonl").open("ab") as file:
+        file.write(b"no row\n" + b'{"step":')  # a line that is none, and one that is being written
+    _, at = told(folder)
+    end = end_of(folder)
+    assert (end.entry, end.validation, end.record) == (at.entry, at.validation, 0)
+    assert kinds(told(folder, end)[0]) == ["run"]
+
+
+def test_the_end_of_a_folder_without_rows_is_its_beginning(tmp_path: Path) -> None:
+    assert end_of(tmp_path) == Cursor()
 
 
 def test_a_run_that_is_removed_is_gone(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from bridge.served import (
     running,
     write_run,
 )
-from bridge.watching import Watcher, watch
+from bridge.watching import Watcher, WatcherOfMany, watch
 from hybrid.bridge.server import hub as hub_module
 from hybrid.bridge.server.hub import Hub
 from hybrid.bridge.server.serve import warning
@@ -159,6 +159,52 @@ def test_a_watcher_goes_on_after_the_server_was_started_again(runs: Path, tmp_pa
         watch(watcher, 6)
     assert watcher.steps == [1, 2, 3, 4, 5, 6]
     assert "cut" not in watcher.events
+
+
+def test_several_runs_are_watched_on_one_stream_from_where_they_were_compared(runs: Path, tmp_path: Path) -> None:
+    """Nothing that the comparison has is told again, nothing that comes later is missed: over a lost connection, a run
+    that takes steps back, and one that is removed."""
+    first, second, query = write_run(runs, "a", 30), write_run(runs, "b", 30), "run=a&run=b&fields=total_loss"
+    with (first / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"step":31')
+    with running(tmp_path) as place:
+        with client_of(place) as client:
+            found = client.get(f"/api/compare?{query}").json()
+        watcher = WatcherOfMany(place.port, f"/api/compare/events?{query}&lastEventId={found['at']}")
+        watcher.runs = {name: Watcher(place.port, "") for name in ("a", "b")}
+        with (first / "metrics.jsonl").open("ab") as file:
+            file.write(b',"total_loss":1.5}\n')
+        append(second, row(31))
+        watch(watcher, 31)
+        assert {name: one.record["status"] for name, one in watcher.runs.items()} == {"a": "running", "b": "running"}
+        append(first, row(32))
+        append(second, row(32))
+        watch(watcher, 32)
+        assert watcher.runs["a"].rows["metrics"] == [{"step": 31, "total_loss": 1.5}, {"step": 32, "total_loss": 4.968}]
+        assert watcher.runs["b"].steps == [31, 32] and watcher.runs["a"].rows["validation"] == []
+        assert "cut" not in watcher.events
+        (second / "metrics.jsonl").write_text("")
+        append(second, row(1), row(33))
+        append(first, row(33))
+        watch(watcher, 33)
+        assert watcher.runs["b"].events.count("cut") == 1 and watcher.runs["b"].steps == [1, 33]
+        assert "cut" not in watcher.runs["a"].events
+        append(second, row(34))
+
+        async def until_gone() -> None:
+            listening = asyncio.create_task(watcher.watch())
+            async with asyncio.timeout(30):
+                while watcher.runs["b"].steps[-1] < 34:
+                    await asyncio.sleep(0.02)
+                shutil.rmtree(first)
+                while not watcher.runs["a"].gone:
+                    await asyncio.sleep(0.02)
+                assert not listening.done()
+                shutil.rmtree(second)
+                await listening
+
+        asyncio.run(until_gone())
+        assert watcher.runs["b"].gone, "and then the stream ends"
 
 
 def test_watchers_that_go_leave_nothing_behind(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -187,8 +187,10 @@ def test_a_long_comparison_is_thinned_out_at_the_same_steps(served: Served) -> N
 @pytest.mark.parametrize("query", ["", "run=", "run=../a", "run=a&points=0", "&".join(["run=a"] * 17)])
 def test_a_comparison_of_nothing_or_too_much_is_refused(served: Served, query: str) -> None:
     write_run(served.runs, "a", 1)
-    served.error("GET", f"/api/compare?{query}", 422)
-    served.error("GET", "/api/compare?run=a&run=missing", 404)
+    for path in ("/api/compare", "/api/compare/events"):
+        if "points" not in query or path == "/api/compare":
+            served.error("GET", f"{path}?{query}", 422)
+        served.error("GET", f"{path}?run=a&run=missing", 404)
 
 
 # --- checkpoints

@@ -69,6 +69,28 @@ class Watcher:
             writer.close()
 
 
+@dataclass
+class WatcherOfMany(Watcher):
+    """A watcher of several runs on one stream. runs: one for each, by name."""
+
+    runs: dict[str, Watcher] = field(default_factory=dict)
+
+    @property
+    def steps(self) -> list[int]:
+        """That which all of them have reached."""
+        return [min(one.steps[-1] if one.steps else 0 for one in self.runs.values())]
+
+    def take(self, block: str) -> None:
+        parts = dict(line.split(": ", 1) for line in block.split("\n") if not line.startswith((":", "retry")))
+        if "event" not in parts:
+            return
+        value = json.loads(parts["data"])
+        assert set(value) == {"run", "data"}
+        self.last = parts["id"]
+        self.events.append(parts["event"])
+        self.runs[value["run"]].take(f"id: {parts['id']}\nevent: {parts['event']}\ndata: {json.dumps(value['data'])}")
+
+
 def watch(watcher: Watcher, until: int | None = None, seconds: float = 30) -> Watcher:
     asyncio.run(watcher.watch(until, seconds))
     return watcher

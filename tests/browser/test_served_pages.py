@@ -94,11 +94,22 @@ def test_runs_are_watched_and_compared(chromium: Chromium, place: Place, runs: P
         assert "model.layers" in tab.wait("#settings")
         assert tab.wait("#comparison-title") == "first, second"
         tab.do(lambda page: page.locator("#compare-chart canvas").wait_for())
+        assert tab.wait("#keys .first") == "first · running · 1.2500"
+        assert tab.wait("#keys .second") == "second · finished · 4.9700"
+        append(runs / "first", row(42, total_loss=1.125))
+        append(runs / "second", row(31, total_loss=2.5))
+        tab.wait("#keys .first:text('1.1250')")
+        tab.wait("#keys .second:text('2.5000')")
+        tab.wait("#compare-chart[aria-label$='first 1.1250, second 2.5000']")
+        write_run(runs, "second", status="stopped", config={"model": {"layers": 3}, "optimizer": {"lr": 0.001}})
+        tab.wait("#keys .second:text('stopped')")
         assert tab.violations() == []
         assert tab.do(lambda page: page.evaluate("document.documentElement.scrollWidth - innerWidth")) <= 0
-        # As it was: the file is shared by the tests of this module.
-        lines = (runs / "first" / "metrics.jsonl").read_text().splitlines(keepends=True)
-        (runs / "first" / "metrics.jsonl").write_text("".join(lines[:40]))
+        # As it was: the files are shared by the tests of this module.
+        for name, count in (("first", 40), ("second", 30)):
+            lines = (runs / name / "metrics.jsonl").read_text().splitlines(keepends=True)
+            (runs / name / "metrics.jsonl").write_text("".join(lines[:count]))
+        write_run(runs, "second", status="finished", config={"model": {"layers": 3}, "optimizer": {"lr": 0.001}})
         assert tab.problems == []
 
 

@@ -11,7 +11,7 @@ import { button, element, make, show } from "./page.js";
 
 const API = new URL("../api/", location.href);
 const LIST_MS = 4000;
-const TALK_MS = 5000;
+const TALK_MS = 1000;
 const FIELDS = ["total_loss", "lr", "gradient_norm_unclipped", "tokens_per_second"];
 const LINES = ["first", "second", "third", "fourth", "fifth", "sixth"];
 const COLOURS = ["accent", "held", "third", "fourth", "fifth", "sixth"];
@@ -96,148 +96,230 @@ function showChosen() {
   show("chosen", few ? "choose two runs or more" : many ? `at most ${LINES.length}` : [...chosen].join(", "));
 }
 
-// --- one run
+// --- rows as they come
+
+/** @type {EventSource | null} */
+let source = null;
 
 /** Draws what it is told, also when it comes late or is taken back. */
 class Live {
-  #loss = lossChart(element("loss-chart"));
-  #rate = rateChart(element("rate-chart"));
-  /** @type {Map<number, (number | null | undefined)[]>} loss, validation loss, learning rate, norm */
+  #charts;
+  #talk;
+  /** @type {Map<number, (number | null | undefined)[]>} the values of each line, by step */
   #points = new Map();
   #last = 0;
   #due = 0;
-  #talked = 0;
+  #talking = 0;
+
+  /**
+   * @param {{chart: ReturnType<typeof lossChart>, lines: number[]}[]} charts and which of the values each of them draws
+   * @param {(step: number, values: (number | null | undefined)[]) => void} talk of the newest step, for whoever cannot
+   *   see it, now and then
+   */
+  constructor(charts, talk) {
+    this.#charts = charts;
+    this.#talk = talk;
+  }
 
   clear() {
     this.#points.clear();
     this.#redraw();
   }
 
-  /** What came after a step in a file is not true any more. @param {string} file @param {number} step */
-  cut(file, step) {
-    for (const [at, [loss, held, rate, norm]] of this.#points) {
+  /** What came after a step in these lines is not true any more. @param {number[]} lines @param {number} step */
+  cut(lines, step) {
+    for (const [at, values] of this.#points) {
       if (at <= step) continue;
-      const kept = file === "validation" ? [loss, undefined, rate, norm] : [undefined, held];
-      if (kept.every((value) => value === undefined)) this.#points.delete(at);
-      else this.#points.set(at, kept);
+      for (const index of lines) values[index] = undefined;
+      if (values.every((value) => value === undefined)) this.#points.delete(at);
     }
     this.#redraw();
   }
 
-  /** @param {number} step @param {(number | null | undefined)[]} values those that are absent stay */
+  /** @param {number} step @param {Record<number, number | null | undefined>} values by line; those that are absent stay */
   add(step, values) {
-    const known = this.#points.get(step) ?? [];
-    const all = Array.from({ length: 4 }, (_, index) => values[index] ?? known[index]);
+    const all = this.#points.get(step) ?? [];
+    for (const [index, value] of Object.entries(values)) if (value !== undefined) all[Number(index)] = value;
     this.#points.set(step, all);
     if (step >= this.#last) this.#draw(step, all);
     else this.#due ||= setTimeout(() => this.#redraw(), 100);
-    if (performance.now() - this.#talked > TALK_MS) this.#talk();
+    this.#talking ||= setTimeout(() => {
+      this.#talking = 0;
+      this.#talk(this.#last, this.#points.get(this.#last) ?? []);
+    }, TALK_MS);
   }
 
   /** @param {number} step @param {(number | null | undefined)[]} values */
-  #draw(step, [loss, held, rate, norm]) {
+  #draw(step, values) {
     this.#last = step;
-    this.#loss.add(step, [loss, held]);
-    this.#rate.add(step, [rate, norm]);
+    for (const { chart, lines } of this.#charts) {
+      chart.add(
+        step,
+        lines.map((index) => values[index]),
+      );
+    }
   }
 
   #redraw() {
     clearTimeout(this.#due);
     this.#due = this.#last = 0;
-    this.#loss.clear();
-    this.#rate.clear();
+    for (const { chart } of this.#charts) chart.clear();
     for (const step of [...this.#points.keys()].sort((a, b) => a - b)) this.#draw(step, this.#points.get(step) ?? []);
   }
+}
 
-  #talk() {
-    this.#talked = performance.now();
-    const [loss, , rate, norm] = this.#points.get(this.#last) ?? [];
-    this.#loss.describe(`loss by step: ${digits(loss)} at step ${this.#last}`);
-    this.#rate.describe(`learning rate ${rate ?? "–"} and gradient norm ${digits(norm)} at step ${this.#last}`);
+/**
+ * Listen to events of the server.
+ *
+ * @param {string} path below `api/`
+ * @param {string} what is watched, for a sentence
+ * @param {Record<string, (value: Facts) => void>} acts by kind of event
+ */
+function listen(path, what, acts) {
+  const opened = new EventSource(new URL(path, API));
+  source = opened;
+  for (const [kind, act] of Object.entries(acts)) {
+    opened.addEventListener(kind, (event) => act(JSON.parse(/** @type {MessageEvent} */ (event).data)));
   }
+  opened.addEventListener("open", () => complain(""));
+  opened.addEventListener("error", () => {
+    if (opened.readyState === EventSource.CLOSED) complain(`${what} cannot be watched: is it still there?`);
+    else complain("the server does not answer: trying again");
+  });
+}
+
+// --- one run
+
+const [LOSS, HELD, RATE, NORM] = [0, 1, 2, 3];
+
+function liveRun() {
+  const loss = lossChart(element("loss-chart"));
+  const rate = rateChart(element("rate-chart"));
+  const charts = [
+    { chart: loss, lines: [LOSS, HELD] },
+    { chart: rate, lines: [RATE, NORM] },
+  ];
+  return new Live(charts, (step, values) => {
+    loss.describe(`loss by step: ${digits(values[LOSS])} at step ${step}`);
+    rate.describe(`learning rate ${values[RATE] ?? "–"} and gradient norm ${digits(values[NORM])} at step ${step}`);
+  });
 }
 
 /** @type {Live | null} */
 let live = null;
-/** @type {EventSource | null} */
-let source = null;
 
 /** @param {string} name */
 function follow(name) {
-  live ??= new Live();
+  live ??= liveRun();
   live.clear();
   const view = live;
   for (const id of ["loss", "validation", "step", "rate", "parameters", "backend"]) show(id, "–");
   show("run-title", name);
   show("status", "waiting for the run");
-  const opened = new EventSource(new URL(`runs/${name}/events?fields=${FIELDS.join(",")}`, API));
-  source = opened;
   /** @type {number | null} */
   let steps = null;
-  /** @param {string} kind @param {(value: Facts) => void} act */
-  const on = (kind, act) => opened.addEventListener(kind, (event) => act(JSON.parse(event.data)));
   const stand = (/** @type {number} */ step) => {
     show("step", steps === null ? whole(step) : `${whole(step)} of ${whole(steps)}`);
     /** @type {HTMLProgressElement} */ (element("bar")).value = steps ? step / steps : 0;
   };
-  on("run", (run) => {
-    steps = run.steps;
-    if (run.step !== null && element("step").textContent === "–") stand(run.step); // it has no rows where it was uploaded
-    show("status", run.problem ?? [run.status, run.message].filter(Boolean).join(": "));
-    if (run.parameters !== null) show("parameters", parameters(run.parameters));
-    if (run.backend !== null) show("backend", run.backend);
-  });
-  on("entry", (row) => {
-    const { step, total_loss: loss, lr, gradient_norm_unclipped: norm, tokens_per_second: rate } = row;
-    view.add(step, [loss, undefined, lr, norm]);
-    show("loss", digits(loss));
-    stand(step);
-    if (typeof rate === "number") show("rate", whole(rate));
-  });
-  on("validation", ({ step, loss }) => {
-    view.add(step, [undefined, loss]);
-    show("validation", digits(loss));
-  });
-  on("cut", ({ file, step }) => view.cut(file, step));
-  on("gone", () => {
-    opened.close();
-    complain(`the run ${name} was removed`);
-  });
-  opened.addEventListener("open", () => complain(""));
-  opened.addEventListener("error", () => {
-    if (opened.readyState === EventSource.CLOSED) complain(`the run ${name} cannot be watched: is it still there?`);
-    else complain("the server does not answer: trying again");
+  listen(`runs/${name}/events?fields=${FIELDS.join(",")}`, `the run ${name}`, {
+    run: (run) => {
+      steps = run.steps;
+      // It has no rows where it was uploaded.
+      if (run.step !== null && element("step").textContent === "–") stand(run.step);
+      show("status", run.problem ?? [run.status, run.message].filter(Boolean).join(": "));
+      if (run.parameters !== null) show("parameters", parameters(run.parameters));
+      if (run.backend !== null) show("backend", run.backend);
+    },
+    entry: (row) => {
+      const { step, total_loss: loss, lr, gradient_norm_unclipped: norm, tokens_per_second: rate } = row;
+      view.add(step, { [LOSS]: loss, [RATE]: lr, [NORM]: norm });
+      show("loss", digits(loss));
+      stand(step);
+      if (typeof rate === "number") show("rate", whole(rate));
+    },
+    validation: ({ step, loss }) => {
+      view.add(step, { [HELD]: loss });
+      show("validation", digits(loss));
+    },
+    cut: ({ file, step }) => view.cut(file === "validation" ? [HELD] : [LOSS, RATE, NORM], step),
+    gone: () => {
+      source?.close();
+      complain(`the run ${name} was removed`);
+    },
   });
 }
 
 // --- several runs
 
-/** @param {string[]} names */
-async function compare(names) {
+/** @param {string[]} names @param {number} view */
+async function compare(names, view) {
   element("compare-chart").replaceChildren();
-  const found = await ask(`compare?${names.map((name) => `run=${name}`).join("&")}&fields=total_loss`);
+  const asked = `${names.map((name) => `run=${name}`).join("&")}&fields=total_loss`;
+  const found = await ask(`compare?${asked}`);
+  if (view !== shown) return;
   show("comparison-title", names.join(", "));
-  element("keys").replaceChildren(...names.map((name, index) => make("span", `key ${LINES[index]}`, name)));
+  const keys = names.map((name, index) => make("span", `key ${LINES[index]}`, name));
+  element("keys").replaceChildren(...keys);
+  showDifferences(names, found.config);
+
+  /** How each run stands, and its newest loss. @type {{status: string, loss: unknown}[]} */
+  const standing = names.map(() => ({ status: "", loss: undefined }));
+  const stand = (/** @type {number} */ index) => {
+    const { status, loss } = standing[index];
+    keys[index].textContent = [names[index], status, digits(loss)].filter(Boolean).join(" · ");
+  };
   const chart = linesChart(element("compare-chart"), COLOURS.slice(0, names.length));
-  const { steps, values } = found.metrics;
-  for (const [index, step] of steps.entries()) {
-    chart.add(
-      step,
-      values.map((/** @type {Facts} */ run) => run.total_loss[index] ?? undefined),
-    );
-  }
-  const ends = names.map((name, index) => {
-    const known = values[index].total_loss.filter((/** @type {unknown} */ value) => value !== null);
-    return `${name} ${digits(known.at(-1))}`;
+  const lines = new Live([{ chart, lines: names.map((_, index) => index) }], () => {
+    const ends = names.map((name, index) => `${name} ${digits(standing[index].loss)}`);
+    chart.describe(`training loss by step; the newest: ${ends.join(", ")}`);
   });
-  chart.describe(`training loss by step; the newest: ${ends.join(", ")}`);
+  /** @param {number} index @param {number} step @param {number | null | undefined} loss */
+  const add = (index, step, loss) => {
+    if (loss !== null) standing[index].loss = loss;
+    lines.add(step, { [index]: loss });
+  };
+  const { steps, values } = found.metrics;
+  for (const [at, step] of steps.entries()) {
+    for (const index of names.keys()) {
+      const loss = values[index].total_loss[at];
+      if (loss !== null) add(index, step, loss);
+    }
+  }
+  for (const index of names.keys()) stand(index);
+  /** @param {(index: number, data: Facts) => void} act */
+  const each =
+    (act) =>
+    (/** @type {Facts} */ { run, data }) =>
+      act(names.indexOf(run), data);
+  listen(`compare/events?${asked}&lastEventId=${found.at}`, "one of these runs", {
+    run: each((index, run) => {
+      standing[index].status = run.problem ? "cannot be read" : (run.status ?? "");
+      stand(index);
+    }),
+    entry: each((index, { step, total_loss: loss }) => {
+      add(index, step, loss);
+      stand(index);
+    }),
+    cut: each((index, { file, step }) => {
+      if (file === "metrics") lines.cut([index], step);
+    }),
+    gone: each((index) => {
+      standing[index].status = "removed";
+      stand(index);
+    }),
+  });
+}
+
+/** @param {string[]} names @param {Facts[]} differences of their settings */
+function showDifferences(names, differences) {
   const head = (/** @type {string} */ text) => {
     const made = make("th", "", text);
     made.setAttribute("scope", "col");
     return made;
   };
   element("heads").replaceChildren(...["setting", ...names].map(head));
-  const rows = found.config.map((/** @type {Facts} */ { key, values: cells }) =>
+  const rows = differences.map(({ key, values: cells }) =>
     make(
       "tr",
       "",
@@ -266,7 +348,7 @@ async function open() {
   document.title = `${view === "list" ? "Runs" : name.replaceAll(",", ", ")} - hybrid`;
   try {
     if (view === "run") follow(name);
-    else if (view === "comparison") await compare(name.split(",").slice(0, LINES.length));
+    else if (view === "comparison") await compare([...new Set(name.split(","))].slice(0, LINES.length), shown);
     else await refresh(shown);
   } catch (error) {
     complain(/** @type {Error} */ (error).message);

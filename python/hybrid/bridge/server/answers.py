@@ -95,6 +95,7 @@ class Difference(Answer):
 
 
 class Comparison(Answer):
+    at: str = Field(description="`lastEventId` for the events of these runs, which then tell what comes later")
     runs: list[str]
     metrics: Aligned
     validation: Aligned

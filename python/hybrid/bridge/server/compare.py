@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hybrid.bridge.server.feed import Cursor, end_of
 from hybrid.bridge.server.rows import every_nth_row, last_row
 from hybrid.bridge.server.runs import run_facts
 from hybrid.training.metrics_log import METRICS, VALIDATION
@@ -14,16 +16,40 @@ Table = dict[str, Any]
 
 
 def compare(run_dirs: Sequence[Path], fields: Sequence[str], points: int) -> Table:
-    """Rows of the same steps of all runs, about so many of each file, and what differs in the settings.
+    """Rows of the same steps of all runs, about so many of each file, what differs in the settings, and the place in
+    the events of these runs from which on they are told what comes later.
 
     fields: of the metrics rows; of validation rows it is the loss. A value that a run does not have is null.
     """
+    at = Places([end_of(path) for path in run_dirs])  # first: a row that comes meanwhile is told twice, and not lost
     return {
+        "at": at.id,
         "runs": [path.name for path in run_dirs],
         "metrics": _aligned([path / METRICS for path in run_dirs], fields, points),
         "validation": _aligned([path / VALIDATION for path in run_dirs], ("loss",), points),
         "config": _differences([run_facts(path)[0].get("config") or {} for path in run_dirs]),
     }
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where a watcher of several runs stands: a place in the events of each."""
+
+    cursors: Sequence[Cursor]
+
+    @property
+    def id(self) -> str:
+        return ",".join(cursor.id for cursor in self.cursors)
+
+    def moved(self, index: int, cursor: Cursor) -> Places:
+        """The same with another place in the events of one run."""
+        return Places([*self.cursors[:index], cursor, *self.cursors[index + 1 :]])
+
+    @staticmethod
+    def parse(text: str, count: int) -> Places:
+        """Those of an id; the beginnings for a text that is no id of so many runs."""
+        cursors = [Cursor.parse(part) for part in text.split(",")]
+        return Places(cursors if len(cursors) == count else [Cursor()] * count)
 
 
 def _aligned(paths: Sequence[Path], fields: Sequence[str], points: int) -> Table:

@@ -8,6 +8,7 @@ steps back, or another run has the folder), a `cut` says that all rows are to be
 from __future__ import annotations
 
 import json
+import os
 import re
 import zlib
 from dataclasses import dataclass, replace
@@ -80,6 +81,23 @@ class News:
     events: tuple[Event, ...]
     at: Cursor
     more: bool = False
+
+
+def end_of(run_dir: Path) -> Cursor:
+    """The place behind all rows that are there now; what run.json says is still to be told."""
+    at = Cursor()
+    for kind, name in FILES.items():
+        with opened(run_dir / name) as file:
+            if file is not None:
+                begin = max(0, file.seek(0, os.SEEK_END) - BLOCK_BYTES)
+                file.seek(begin)
+                data = file.read(BLOCK_BYTES)
+                end = data.rfind(b"\n") + 1  # none: the rows are told from the beginning
+                rows = (parse_row(line) for line in reversed(data[:end].splitlines()))
+                step = next((row["step"] for row in rows if row is not None), 0)
+                place = Place(begin + end, step, zlib.crc32(data[max(0, end - SEAL_BYTES) : end]))
+                at = at.moved(kind, place if end else Place())
+    return at
 
 
 def signature(run_dir: Path) -> tuple[Any, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,30 @@ class Hub:
                     return
                 if not news.more and not await watched.changed(version, self._silence):
                     yield News((), at)
+
+    async def follow_all(
+        self, run_dirs: Sequence[Path], places: Sequence[Cursor]
+    ) -> AsyncGenerator[tuple[int, News], None]:
+        """The same of several runs, and which one of them it is about, until all are gone."""
+        streams = [self.follow(run_dir, at) for run_dir, at in zip(run_dirs, places, strict=True)]
+        waiting = {asyncio.ensure_future(anext(stream)): index for index, stream in enumerate(streams)}
+        try:
+            while waiting:
+                done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    index = waiting.pop(task)
+                    try:
+                        news = task.result()
+                    except StopAsyncIteration:
+                        continue
+                    waiting[asyncio.ensure_future(anext(streams[index]))] = index
+                    yield index, news
+        finally:
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+            for stream in streams:
+                await stream.aclose()
 
     def close(self) -> None:
         """Every watcher is told no more, within `poll_seconds`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from itertools import islice
 from pathlib import Path as Folder
@@ -15,7 +15,7 @@ from fastapi.responses import Response, StreamingResponse
 
 from hybrid.bridge.server import answers, runs
 from hybrid.bridge.server.answers import FIELDS, FILE_NAME, MOST_EXACT, errors, file_answers
-from hybrid.bridge.server.compare import compare
+from hybrid.bridge.server.compare import Places, compare
 from hybrid.bridge.server.feed import Cursor, Event
 from hybrid.bridge.server.files import send_file
 from hybrid.bridge.server.hub import Hub
@@ -29,7 +29,10 @@ from hybrid.training.metrics_log import METRICS, VALIDATION
 MOST_RUNS = 16
 MOST_ROWS = 10_000
 COMPARED = "total_loss"
+MOST_PLACES = 2000  # characters of the id of an event
 RETRY_MS = 1000
+# A comment for a connection on which nothing else has come: a dead one is noticed by it.
+SILENCE = b": nothing new\n\n"
 STREAM = "text/event-stream"
 EVENTS: dict[int | str, dict[str, Any]] = {
     200: {"description": "events without end", "content": {STREAM: {"schema": {"type": "string"}}}}
@@ -37,6 +40,7 @@ EVENTS: dict[int | str, dict[str, Any]] = {
 
 RunName = Annotated[str, Path(pattern=NAME)]
 Name = Annotated[str, Path(pattern=FILE_NAME)]
+RunNames = Annotated[list[Annotated[str, Query(pattern=NAME)]], Query(min_length=1, max_length=MOST_RUNS)]
 Fields = Annotated[str | None, Query(pattern=FIELDS, description="only these fields of the metrics rows, `a,b,c`")]
 
 
@@ -85,12 +89,26 @@ def add_run_routes(app: FastAPI, folders: RunFolders, hub: Hub) -> None:
         summary="Rows of several runs, aligned by step, and the settings in which they differ",
     )  # fmt: skip
     def compare_runs(
-        run: Annotated[list[Annotated[str, Query(pattern=NAME)]], Query(min_length=1, max_length=MOST_RUNS)],
+        run: RunNames,
         fields: Annotated[str, Query(pattern=FIELDS)] = COMPARED,
         points: Annotated[int, Query(ge=1, le=MOST_ROWS, description="about so many steps")] = 1000,
     ) -> Response:
         found = [folders.find(name) for name in run]
         return json_response(finite(compare(found, fields.split(","), points)))
+
+    @app.get(
+        "/api/compare/events", response_class=answers.Nothing, responses={**EVENTS, **errors(404)},
+        summary="What happens in several runs, as server-sent events",
+    )  # fmt: skip
+    async def compared_events(
+        run: RunNames,
+        fields: Fields = None,
+        lastEventId: Annotated[str, Query(max_length=MOST_PLACES, description="`at` of a comparison")] = "",
+        last_event_id: Annotated[str | None, Header(max_length=MOST_PLACES)] = None,
+    ) -> Response:
+        found = [folders.find(name) for name in run]
+        at = Places.parse(last_event_id if last_event_id is not None else lastEventId, len(found))
+        return StreamingResponse(_stream_of_all(hub, found, at, _names(fields)), media_type=STREAM)
 
     @app.get(
         "/api/runs/{run}/checkpoints", response_model=answers.Checkpoints, responses=errors(404),
@@ -126,14 +144,34 @@ async def _stream(hub: Hub, folder: Folder, at: Cursor, fields: list[str] | None
     yield f"retry: {RETRY_MS}\n\n".encode()
     async with aclosing(hub.follow(folder, at)) as following:
         async for news in following:
-            # A comment for a connection on which nothing else has come: a dead one is noticed by it.
-            yield "".join(_text(event, fields) for event in news.events).encode() or b": nothing new\n\n"
+            yield "".join(_text(event, fields) for event in news.events).encode() or SILENCE
+
+
+async def _stream_of_all(
+    hub: Hub, found: Sequence[Folder], at: Places, fields: list[str] | None
+) -> AsyncIterator[bytes]:
+    yield f"retry: {RETRY_MS}\n\n".encode()
+    async with aclosing(hub.follow_all(found, at.cursors)) as following:
+        async for index, news in following:
+            text = ""
+            for event in news.events:
+                at = at.moved(index, event.at)
+                value = {"run": found[index].name, "data": _value(event, fields)}
+                text += _block(at.id, event.kind, value)
+            yield text.encode() or SILENCE
 
 
 def _text(event: Event, fields: list[str] | None) -> str:
-    value = only(event.value, fields) if event.kind == "entry" else event.value
+    return _block(event.at.id, event.kind, _value(event, fields))
+
+
+def _value(event: Event, fields: list[str] | None) -> dict[str, Any]:
+    return only(event.value, fields) if event.kind == "entry" else event.value
+
+
+def _block(identity: str, kind: str, value: dict[str, Any]) -> str:
     data = json.dumps(value, allow_nan=False, separators=(",", ":"))  # ASCII, so without line ends
-    return f"id: {event.at.id}\nevent: {event.kind}\ndata: {data}\n\n"
+    return f"id: {identity}\nevent: {kind}\ndata: {data}\n\n"
 
 
 def _names(fields: str | None) -> list[str] | None:
