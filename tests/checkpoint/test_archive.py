@@ -162,4 +162,4 @@ def test_the_commands_pack_and_unpack(checkpoint: Path, tmp_path: Path) -> None:
     assert code == 0 and json.loads(out)["path"] == f"{name}.hybrid", "not the folder where it is read"
     (tmp_path / "bad.hybrid").write_bytes(b"no archive of a checkpoint")
     code, _, error = command(tmp_path, "unpack", "bad.hybrid")
-    assert code == 3 and "bad.hybrid: does not end as an archive" in error
+    assert code == 3 and "bad.hybrid: does not end like a packed checkpoint" in error

@@ -213,6 +213,8 @@ def test_a_path_names_a_run_its_checkpoints_or_one_of_them(tmp_path: Path) -> No
     (tmp_path / "empty").mkdir()
     with pytest.raises(CheckpointNotFound, match="no finished checkpoint here"):
         finding.resolve(tmp_path / "empty")
+    with pytest.raises(CheckpointNotFound, match=f"here; name a run, such as .*{kept.run_dir.name}"):
+        finding.resolve(kept.run_dir.parent)
     with pytest.raises(CheckpointNotFound, match="a file; expected a run folder"):
         finding.resolve(copied / "config.json")
 

@@ -12,6 +12,7 @@ import pytest
 
 from hybrid.cli import main as cli
 from hybrid.cli.main import FIRST, build_parser, main
+from hybrid.config.loading import preset_names
 from hybrid.errors import ConfigError, ContractMismatch
 
 
@@ -125,6 +126,16 @@ def test_help_names_every_command_in_order(capsys: pytest.CaptureFixture[str]) -
     names = ["eval" if name == "evaluate" else name for name in FIRST]
     places = [out.index(f"    {name} ") for name in names]
     assert places == sorted(places)
+
+
+def test_the_help_of_train_names_every_preset(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")  # argparse would break the names at their hyphens
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    said = capsys.readouterr().out
+    assert all(name in said for name in preset_names())
 
 
 def test_help_is_quick_because_commands_import_late() -> None:

@@ -64,6 +64,7 @@ def test_a_resume_that_disagrees_is_refused_with_the_table_and_the_way_out():
     assert caught.value.differences == differences(SAVED, CURRENT)
     assert "contract.optimizer.lr" in str(caught.value)
     assert "--accept-change FIELD --reason TEXT" in str(caught.value)
+    assert str(caught.value).endswith("begin another run with --resume never.")
 
 
 def test_accepted_changes_pass_and_are_returned_for_the_lineage():

@@ -322,8 +322,13 @@ class TestBuilding:
         assert list(tmp_path.iterdir()) == []
 
     def test_documents_that_are_empty_count_as_an_empty_corpus_whatever_is_appended(self, tmp_path: Path) -> None:
-        with pytest.raises(DataContractError, match="2 documents, all of them empty"):
+        with pytest.raises(DataContractError, match="2 documents, all of them empty; name"):
             build_store(documents("", ""), train_bpe(["text"], 257), tmp_path / "store")
+
+    def test_an_empty_corpus_is_named_as_its_paths(self, tmp_path: Path) -> None:
+        source = {"type": "files", "paths": ["a.txt", "b/"]}
+        with pytest.raises(DataContractError, match=r"one document without text in a\.txt, b/; name"):
+            build_store(documents(""), ByteTokenizer(), tmp_path / "store", source=source)
 
     def test_text_that_the_tokenizer_refuses_is_named_with_its_document(self, tmp_path: Path) -> None:
         tokenizer = CharacterTokenizer.from_texts(["abc"])

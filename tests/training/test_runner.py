@@ -112,6 +112,7 @@ def test_a_finished_run_says_so_and_a_larger_number_of_steps_goes_on(tmp_path: P
     view = Recorder()
     outcome = run(tmp_path, "run.steps=5", view=view)
     assert outcome.exit_code == 0 and "is finished: it is at step 5 of 5" in outcome.message
+    assert "is finished: it is at step 5, beyond the 3 asked for" in run(tmp_path, "run.steps=3").message
     assert run_file(tmp_path) == before and len(entries(tmp_path)) == 5, "no step past the end, nothing changed"
     assert run(tmp_path, "run.steps=4").message.startswith(str(tmp_path)), "nor with fewer steps"
     assert run(tmp_path, "run.steps=7").step == 7 and len(entries(tmp_path)) == 7

@@ -234,8 +234,8 @@ test("a failed or stopped build leaves nothing, and a store is not overwritten",
   assert.deepEqual(await folder.list(), []);
   await refused(buildStore([], "bytes", folder), /the corpus is empty: no document; name a source/);
   await refused(
-    buildStore(documents("", ""), "bytes", folder, { source: { a: 1 } }),
-    /2 documents, all of them empty in {"a": 1}/,
+    buildStore(documents("", ""), "bytes", folder, { source: { paths: ["a.txt", "b.txt"] } }),
+    /2 documents, all of them empty in a.txt, b.txt; name a source/,
   );
   assert.deepEqual(await folder.list(), []);
   for (const name of ["documents.bin", "manifest.json"]) {

@@ -136,7 +136,9 @@ def resolve(path: Path) -> CheckpointRef:
         raise CheckpointCorrupt(f"{path}: cannot be read: {error.strerror or error}") from error
     ref = newest(folder)
     if ref is None:
-        raise CheckpointNotFound(f"{folder}: there is no finished checkpoint here")
+        runs = sorted(run.parent for run in folder.glob(f"*/{CHECKPOINTS_FOLDER}"))
+        hint = f"; name a run, such as {runs[0]}" if runs else ""
+        raise CheckpointNotFound(f"{folder}: there is no finished checkpoint here{hint}")
     return ref
 
 

@@ -122,7 +122,7 @@ class _Archive:
         length, begin, end = tail.u32(), tail.u32(), self._size - 22
         if signature != _END or tail.u16() or disk or first or here != count:
             raise self._refuse(
-                "does not end as an archive of one part without a comment does: cut, damaged, or no archive"
+                "does not end like a packed checkpoint: it is cut, damaged, or no archive; copy or download it again"
             )
         if count == _MAX16 or begin == _MAX32 or length == _MAX32:
             locator = self._read(self._size - 42, 20)

@@ -66,7 +66,8 @@ def require_agreement(
         noun = "1 field differs" if len(refused) == 1 else f"{len(refused)} fields differ"
         raise ContractMismatch(
             f"resume refused: {noun} from the checkpoint\n{format_table(refused)}\n"
-            "Go back to the saved values, or accept each change with --accept-change FIELD --reason TEXT.",
+            "Go back to the saved values, accept each change with --accept-change FIELD --reason TEXT, or begin "
+            "another run with --resume never.",
             refused,
         )
     return found

@@ -100,7 +100,7 @@ class TextFiles:
                     f"{given}: {problem}; data.source takes text files, folders and patterns such as 'folder/**/*.txt'"
                 )
             if not matches:
-                raise DataContractError(f"{given}: no file found there")
+                raise DataContractError(f"{given}: no file found there, hidden ones aside; name a folder with text")
             for match in matches:
                 found.setdefault(match.resolve(), match)
         if not found:

@@ -119,7 +119,7 @@ def new_folder(target: Path, *, replace: bool = False) -> Iterator[Path]:
     before any work is done, unless `replace`.
     """
     if target.exists() and not replace:
-        raise DataContractError(f"{target} exists already; choose another folder, remove it, or ask to replace it")
+        raise DataContractError(f"{target} exists already; choose another folder, or replace this one (`--replace`)")
     target.parent.mkdir(parents=True, exist_ok=True)
     _remove_abandoned(target)
     building = target.parent / f"{_prefix(target)}{uuid.uuid4().hex[:12]}"

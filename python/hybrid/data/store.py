@@ -278,8 +278,10 @@ def _check_ids(ids: NDArray[np.uint32], tokenizer: Tokenizer, document: Document
 
 
 def _empty_corpus(documents: int, source: dict[str, Any] | None) -> str:
-    found = "no document" if documents == 0 else f"{documents} documents, all of them empty"
-    where = f" in {json.dumps(source, ensure_ascii=False)}" if source else ""
+    many = f"{documents} documents, all of them empty"
+    found = ("no document", "one document without text", many)[min(documents, 2)]
+    paths = (source or {}).get("paths") or []
+    where = f" in {', '.join(map(str, paths))}" if paths else ""
     return f"the corpus is empty: {found}{where}; name a source that holds text"
 
 

@@ -48,7 +48,8 @@ def ended(status: str, step: int, steps: int, run_dir: Path, reason: str | None)
 
 def already_finished(run_dir: Path, step: int, steps: int) -> Outcome:
     """There was nothing left to do."""
-    message = f"{run_dir} is finished: it is at step {step} of {steps}; --steps N with a larger N goes on"
+    place = f"step {step} of {steps}" if step <= steps else f"step {step}, beyond the {steps} asked for"
+    message = f"{run_dir} is finished: it is at {place}; --steps N with a larger N goes on"
     return Outcome("finished", step, steps, message, run_dir)
 
 

@@ -189,8 +189,8 @@ def _explain_schedule(config: RunConfig, steps: int, services: Services) -> None
     if schedule.type in ("cosine", "cosine_to_min", "wsd") and schedule.total_steps != scheduled_steps(config, steps):
         planned = schedule.warmup_steps + (schedule.total_steps or 0)
         services.note(
-            f"the learning rate follows the {planned} steps that this run began with, not the {steps} it has now; "
-            "--resume never begins a new run, and --set schedule.totalSteps=N with --accept-change changes this one"
+            f"the learning rate follows a schedule of {planned} steps, fixed when this run began, not the {steps} it "
+            "has now; --resume never begins a new run, and --set schedule.totalSteps=N with --accept-change changes it"
         )
 
 

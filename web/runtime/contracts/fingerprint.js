@@ -83,7 +83,8 @@ export function requireAgreement(saved, current, accepted = []) {
     const noun = refused.length === 1 ? "1 field differs" : `${refused.length} fields differ`;
     throw new ContractMismatch(
       `resume refused: ${noun} from the checkpoint\n${formatTable(refused)}\n` +
-        "Go back to the saved values, or accept each change with --accept-change FIELD --reason TEXT.",
+        "Go back to the saved values, accept each change with --accept-change FIELD --reason TEXT, or begin " +
+        "another run with --resume never.",
       refused,
     );
   }

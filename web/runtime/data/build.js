@@ -207,8 +207,8 @@ function packed(group, vocabularySize) {
 
 /** @param {number} documents @param {Record<string, unknown>} source */
 function emptyCorpus(documents, source) {
-  const found = documents ? `${documents} documents, all of them empty` : "no document";
-  const where = Object.keys(source).length ? ` in ${jsonText(source)}` : "";
+  const found = ["no document", "one document without text"][documents] ?? `${documents} documents, all of them empty`;
+  const where = Array.isArray(source.paths) && source.paths.length ? ` in ${source.paths.join(", ")}` : "";
   return `the corpus is empty: ${found}${where}; name a source that holds text`;
 }
 

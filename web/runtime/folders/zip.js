@@ -205,7 +205,7 @@ async function findDirectory(size, view, refuse) {
   const [disk, first, here, all] = [tail.u16(), tail.u16(), tail.u16(), tail.u16()];
   const [length, offset] = [tail.u32(), tail.u32()];
   if (signature !== END || tail.u16() || disk || first || here !== all) {
-    throw refuse("does not end as an archive of one part without a comment does: cut, damaged, or no archive");
+    throw refuse("does not end like a packed checkpoint: it is cut, damaged, or no archive; copy or download it again");
   }
   let [count, begin, bytes, end] = [all, offset, length, size - 22];
   if (count === MAX16 || begin === MAX32 || bytes === MAX32) {

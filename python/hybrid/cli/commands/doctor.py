@@ -33,7 +33,7 @@ def register(subparsers: Subparsers) -> None:
     """Add the command."""
     parser = add_command(
         subparsers, "doctor", "what this machine can train on",
-        "Lists the GPU adapters with their features, limits and measured subgroup size, says which backends and "
+        "Lists the GPU adapters with their features, limits and measured subgroup size, and says which backends and\n"
         "precisions run here, and what to install for those that do not.",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")

@@ -14,8 +14,9 @@ def register(subparsers: Subparsers) -> None:
     """Add the command."""
     parser = add_command(subparsers, "eval", "the validation loss of a saved model")
     parser.add_argument(
-        "path", metavar="RUN|CHECKPOINT", type=path, help="a run folder (its newest checkpoint) or a checkpoint"
-    )
+        "path", metavar="RUN|CHECKPOINT", type=path,
+        help="a run folder (its newest checkpoint), a checkpoint folder, or a file *.hybrid",
+    )  # fmt: skip
     parser.add_argument(
         "--batches", metavar="N", type=int, default=0, help="batches, spread over the split; 0: all of it (default)"
     )

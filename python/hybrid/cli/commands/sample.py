@@ -15,8 +15,9 @@ def register(subparsers: Subparsers) -> None:
     """Add the command."""
     parser = add_command(subparsers, "sample", "continue a text with a trained model")
     parser.add_argument(
-        "path", metavar="RUN|CHECKPOINT", type=path, help="a run folder (its newest checkpoint) or a checkpoint"
-    )
+        "path", metavar="RUN|CHECKPOINT", type=path,
+        help="a run folder (its newest checkpoint), a checkpoint folder, or a file *.hybrid",
+    )  # fmt: skip
     parser.add_argument("--prompt", metavar="TEXT", help="what to continue (default: the run's sampling.prompt)")
     parser.add_argument("--tokens", metavar="N", type=int, help="tokens to generate")
     parser.add_argument("--temperature", metavar="T", type=float, help="0 always takes the most likely token")

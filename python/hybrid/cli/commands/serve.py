@@ -28,19 +28,19 @@ _SIZE = re.compile(r"([0-9]{1,12})(?:([KMGT])(?:i?B)?|B)?\Z", re.IGNORECASE)
 def register(subparsers: Subparsers) -> None:
     """Add the command."""
     parser = add_command(subparsers, "serve", "serve the page and the runs of this machine to a browser", DESCRIPTION)
-    parser.add_argument("--port", type=_port, help="default: 8321, or the next one that is free; 0: any")
-    parser.add_argument("--host", default="127.0.0.1", help="what to listen on (default: 127.0.0.1, this machine only)")
+    parser.add_argument("--port", type=_port, help="port to listen on; 0: any (default: 8321, or the next free one)")
+    parser.add_argument("--host", default="127.0.0.1", help="where to listen (default: 127.0.0.1, this machine only)")
     parser.add_argument(
         "--runs", metavar="DIR", type=path, default=Path("runs"), help="the run folders (default: runs)"
     )
     parser.add_argument("--data", metavar="DIR", type=path, help="the token stores (default: the cache)")
-    parser.add_argument("--token", help=f"16 or more letters, digits, - and _ (default: {TOKEN}, else a random one)")
+    parser.add_argument("--token", help=f"16 to 200 letters, digits, - and _ (default: {TOKEN}, else a random one)")
     parser.add_argument(
         "--max-upload",
         metavar="SIZE",
         type=_size,
         default=4 * 2**30,
-        help="of a checkpoint, such as 500M (default: 4G)",
+        help="the most bytes of one checkpoint, such as 500M (default: 4G)",
     )
     parser.add_argument("--no-browser", action="store_true", help="open no browser")
     parser.set_defaults(run=run)

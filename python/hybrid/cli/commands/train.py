@@ -34,8 +34,11 @@ def register(subparsers: Subparsers) -> None:
     """Add the command."""
     parser = add_command(subparsers, "train", "train a model, or go on with a run", DESCRIPTION)
     parser.add_argument("config", metavar="CONFIG", nargs="?", type=path, help="settings: a .toml or .json file")
-    parser.add_argument("--preset", metavar="NAME", help="what the settings start from (default: stdlib-tiny)")
-    add_backend_options(parser, "auto, webgpu, reference, torch or browser")
+    parser.add_argument(
+        "--preset", metavar="NAME",
+        help="what the settings start from: stdlib-tiny (the default), llama-tiny, shakespeare-char or gpt2-small",
+    )  # fmt: skip
+    add_backend_options(parser, "auto, webgpu, reference, torch (on CUDA or the CPU) or browser")
     parser.add_argument(
         "--headless", action="store_true", help="with --backend browser: in a Chromium without a window"
     )
