@@ -21,7 +21,7 @@ import pytest
 from bridge.served import MOST_UPLOAD, Served, declaration, packed, write_run
 from checkpoint.examples import flip
 from hybrid.bridge.server import imports as imports_module
-from hybrid.bridge.server.imports import FOLDER, KEPT_SECONDS, MOST_OPEN, Imports
+from hybrid.bridge.server.imports import FOLDER, KEPT_SECONDS, LEFT_SECONDS, MOST_OPEN, Imports
 from hybrid.bridge.server.refusals import Refusal
 from hybrid.checkpoint import finding
 from hybrid.checkpoint.digests import digest_bytes
@@ -144,12 +144,22 @@ def test_old_and_many_uploads_do_not_fill_the_disk(served: Served, recording: Pa
     file = packed(recording, tmp_path)
     uploads = [declare(served, file, name=f"{index}.hybrid")["id"] for index in range(MOST_OPEN)]
     assert declare(served, file, 409)["error"]["name"] == "LimitExceeded"
-    old = time.time() - KEPT_SECONDS - 60
-    for path in (served.runs / FOLDER / uploads[0]).iterdir():
-        os.utime(path, (old, old))
-    os.utime(served.runs / FOLDER / uploads[0], (old, old))
+    age(served.runs / FOLDER / uploads[0], LEFT_SECONDS)
     declare(served, file)
     served.error("GET", f"/api/uploads/{uploads[0]}", 404)
+    served.ask("DELETE", f"/api/uploads/{uploads[1]}", 204)
+    age(served.runs / FOLDER / uploads[2], LEFT_SECONDS)
+    age(served.runs / FOLDER / uploads[3], KEPT_SECONDS)
+    declare(served, file, name="more.hybrid")
+    served.ask("GET", f"/api/uploads/{uploads[2]}")  # there was place enough
+    served.error("GET", f"/api/uploads/{uploads[3]}", 404)
+
+
+def age(folder: Path, seconds: float) -> None:
+    """As if nobody had touched it for longer."""
+    old = time.time() - seconds - 60
+    for path in (*folder.iterdir(), folder):
+        os.utime(path, (old, old))
 
 
 # --- what is refused

@@ -7,7 +7,6 @@ the way `hybrid checkpoint unpack` does, becomes a run; until then nobody sees a
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import re
@@ -37,6 +36,7 @@ from hybrid.training.saved_run import check_all_but_state
 FOLDER = ".uploads"
 MOST_OPEN = 16
 KEPT_SECONDS = 7 * 24 * 3600
+LEFT_SECONDS = 3600  # after which an upload may go for another one
 READ_BYTES = 1024 * 1024
 
 Facts = dict[str, Any]
@@ -76,7 +76,7 @@ class Imports:
             if facts is not None and self._is_here(folder, facts):
                 return self._state(identity, facts)
             shutil.rmtree(folder, ignore_errors=True)
-            if sum(1 for _ in self._folder.glob(f"*/{_ARCHIVE}")) >= MOST_OPEN:
+            if not self._has_place():
                 error = LimitExceeded(f"{MOST_OPEN} uploads are open: finish one, or remove one")
                 raise Refusal(HTTPStatus.CONFLICT, error)
             folder.mkdir(parents=True)
@@ -234,10 +234,26 @@ class Imports:
 
     def _clean(self) -> None:
         for folder in self._folder.glob("*"):
-            with contextlib.suppress(OSError):
-                newest = max(path.stat().st_mtime for path in (folder, *folder.glob("*")))
-                if self._clock() - newest > KEPT_SECONDS:
-                    shutil.rmtree(folder, ignore_errors=True)
+            if self._idle(folder) > KEPT_SECONDS:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _has_place(self) -> bool:
+        """Whether one more may be open. The one that was left longest goes for it, if nobody has touched it for long."""
+        open_ones = [path.parent for path in self._folder.glob(f"*/{_ARCHIVE}")]
+        if len(open_ones) < MOST_OPEN:
+            return True
+        left = max(open_ones, key=self._idle)
+        if self._idle(left) <= LEFT_SECONDS:
+            return False
+        shutil.rmtree(left, ignore_errors=True)
+        return True
+
+    def _idle(self, folder: Path) -> float:
+        """Seconds since somebody has touched an upload; 0 for one that goes away meanwhile."""
+        try:
+            return self._clock() - max(path.stat().st_mtime for path in (folder, *folder.glob("*")))
+        except OSError:
+            return 0.0
 
     def _time(self) -> str:
         return iso_time(self._clock() * 1000) or ""
