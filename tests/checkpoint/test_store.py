@@ -237,6 +237,20 @@ def test_the_newest_are_kept_and_every_so_many_steps(tmp_path: Path) -> None:
     assert store(tmp_path).prune() == ()
 
 
+def test_checkpoints_that_are_hours_apart_are_kept(tmp_path: Path) -> None:
+    """One an hour: every half hour one is saved, and once the clock stands still for six."""
+    hours = [0.0, 0.5, 1.0, 1.5, 2.1, 2.6, 3.0, 3.1, 9.1, 9.6]
+    now = iter(hours)
+    kept = CheckpointStore(
+        tmp_path, keep_last=1, keep_hours=1.0, filesystem=examples.Unsynced(), clock=lambda: 1e9 + 3600 * next(now)
+    )
+    for step in range(1, len(hours) + 1):
+        kept.save(examples.snapshot(step))
+    assert steps(kept) == [1, 3, 5, 8, 9, 10]
+    with pytest.raises(ConfigError, match="keep_hours is 0"):
+        CheckpointStore(tmp_path, keep_hours=0.0)
+
+
 def test_retention_never_deletes_the_only_good_checkpoint(tmp_path: Path) -> None:
     kept = store(tmp_path)
     paths = [kept.save(examples.snapshot(step)) for step in (1, 2, 3)]

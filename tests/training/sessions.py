@@ -55,6 +55,12 @@ def losing(times: list[tuple[str, int]]) -> Callable[..., TrainingSession]:
             return True
         return False
 
+    return watched(lost)
+
+
+def watched(lost: Callable[[str, int], bool]) -> Callable[..., TrainingSession]:
+    """A factory of `LosingSession`s."""
+
     def make(config: RunConfig, *reporting: Any) -> TrainingSession:
         return LosingSession(make_session(config, *reporting), lost)  # type: ignore[return-value]
 

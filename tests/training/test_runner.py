@@ -16,6 +16,7 @@ from hybrid.training.lock import locked
 from hybrid.training.metrics_log import read_rows
 from hybrid.training.view import Facts
 from training.micro import Recorder, entries, micro_config, run, run_file, state_hash, steps_saved
+from training.sessions import watched
 
 
 def test_twenty_steps_are_ten_and_ten_are_five_five_and_ten(tmp_path: Path) -> None:
@@ -146,9 +147,25 @@ def test_checkpoints_follow_their_cadence_and_zero_means_only_at_the_end(tmp_pat
     assert steps_saved(tmp_path, "kept") == [4, 8, 9]
 
 
+def test_a_save_is_due_when_so_many_hours_have_passed(tmp_path: Path) -> None:
+    """Each step takes half an hour."""
+    seconds = 0.0
+
+    def pass_time(method: str, step: int) -> bool:
+        nonlocal seconds
+        seconds = step * 1800.0 if method == "begin" else seconds
+        return False
+
+    settings = ("run.steps=7", "checkpoint.every=0", "checkpoint.everyHours=1")
+    run(tmp_path, *settings, session=watched(pass_time), clocks={"clock": lambda: seconds})
+    assert steps_saved(tmp_path) == [2, 4, 6, 7]
+
+
 def test_keeping_every_so_many_of_all_is_a_contradiction(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"checkpoint\.keepEvery = 4: with checkpoint\.keepLast = 0 all"):
         run(tmp_path, "checkpoint.keepLast=0", "checkpoint.keepEvery=4")
+    with pytest.raises(ConfigError, match=r"checkpoint\.keepHours = 4\.0: with checkpoint\.keepLast = 0 all"):
+        run(tmp_path, "checkpoint.keepLast=0", "checkpoint.keepHours=4")
     assert run_file(tmp_path)["status"] == "failed" and not steps_saved(tmp_path)
 
 

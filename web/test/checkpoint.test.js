@@ -162,6 +162,16 @@ test("retention keeps the newest and every so many, and never deletes the only g
   assert.throws(() => storeIn(directory, { keepLast: 0 }), ConfigError);
 });
 
+test("retention keeps checkpoints that are hours apart", async () => {
+  const directory = new MemoryDirectory();
+  let hours = 0;
+  const store = storeIn(directory, { keepLast: 1, keepHours: 1, now: () => 1e12 + hours * 3_600_000 });
+  let step = 0;
+  for (hours of [0, 0.5, 1, 1.5, 2.1, 2.6, 3, 3.1, 9.1, 9.6]) await store.save(snapshot(++step));
+  assert.deepEqual(await steps(store), [1, 3, 5, 8, 9, 10]);
+  assert.throws(() => storeIn(directory, { keepHours: 0 }), ConfigError);
+});
+
 test("a wrong snapshot is refused before anything is written", async () => {
   const directory = new MemoryDirectory();
   const good = snapshot(1);

@@ -129,6 +129,12 @@ describe("a run", () => {
     assert.ok(Math.abs(of(report, "step")[0].loss - (1 + 1 / 2 + 1 / 3 + 1 / 4) / 4) < 1e-12);
   });
 
+  test("saves when so many hours have passed", async () => {
+    const checkpoint = { every: 0, everyHours: 0.25 / 3600 }; // a step takes 0.1 seconds
+    const report = await microRun({ config: { run: { steps: 7 }, checkpoint } });
+    assert.deepEqual(steps(of(report, "checkpoint")), [3, 6, 7]);
+  });
+
   test("runs once", async () => {
     /** @type {Promise<unknown>[]} */
     const again = [];

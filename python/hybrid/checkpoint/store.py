@@ -27,8 +27,9 @@ from hybrid.models.config import ModelConfig
 class CheckpointStore:
     """The checkpoints of the run in `run_dir`. One process saves; any number may read.
 
-    keep_last: how many of the newest to keep (None: all). keep_every: also keep steps divisible by it. clock: Unix
-    time in seconds. Errors: ConfigError for settings below 1.
+    keep_last: how many of the newest to keep (None: all). keep_every: also keep steps divisible by it. keep_hours: also
+    keep the first one, and each that is so many hours younger than the one kept before it. clock: Unix time in
+    seconds. Errors: ConfigError for settings below 1, and hours that are not above 0.
     """
 
     def __init__(
@@ -37,16 +38,20 @@ class CheckpointStore:
         *,
         keep_last: int | None = None,
         keep_every: int | None = None,
+        keep_hours: float | None = None,
         filesystem: OsFilesystem | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         for name, value in (("keep_last", keep_last), ("keep_every", keep_every)):
             if value is not None and value < 1:
                 raise ConfigError(f"checkpoint.{name} is {value}: expected at least 1, or none")
+        if keep_hours is not None and not keep_hours > 0:
+            raise ConfigError(f"checkpoint.keep_hours is {keep_hours}: expected a number above 0, or none")
         self.run_dir = Path(run_dir)
         self.folder = self.run_dir / finding.CHECKPOINTS_FOLDER
         self._keep_last = keep_last
         self._keep_every = keep_every
+        self._keep_hours = keep_hours
         self._filesystem = filesystem or OsFilesystem()
         self._clock = clock
         self._parent: str | None = None  # checkpointHash of what the next save was trained from
@@ -181,6 +186,8 @@ class CheckpointStore:
         kept = {ref.path for ref in refs[-self._keep_last :]}
         if self._keep_every is not None:
             kept |= {ref.path for ref in refs if ref.step % self._keep_every == 0}
+        if self._keep_hours is not None:
+            kept |= _hours_apart(refs, self._keep_hours)
         if trusted is None or trusted not in kept:
             kept |= self._up_to_a_good_one(refs)
         removed = tuple(ref.path for ref in refs if ref.path not in kept)
@@ -377,6 +384,18 @@ class CheckpointStore:
         """A folder name nobody has yet: process and time make it unique across processes, a counter within this one."""
         self._names += 1
         return self.folder / f"{prefix}{name}-{os.getpid()}-{time.time_ns():x}-{self._names}"
+
+
+def _hours_apart(refs: Sequence[CheckpointRef], hours: float) -> set[Path]:
+    """The first, and each that is at least so many hours younger than the one before it in this set. What is left of
+    them after deleting the others are the same ones."""
+    kept: set[Path] = set()
+    after = float("-inf")
+    for ref in refs:
+        if ref.timestamp_ms >= after:
+            kept.add(ref.path)
+            after = ref.timestamp_ms + hours * 3_600_000
+    return kept
 
 
 def small_files(

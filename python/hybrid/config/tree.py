@@ -306,10 +306,15 @@ class CheckpointSection(Section):
 
     every: Whole = 200
     """Save every so many steps, and at the end. 0: only at the end and on a stop signal."""
+    every_hours: Positive | None = None
+    """Also save when so many hours have passed since the last time."""
     keep_last: Whole = 3
     """The newest this many checkpoints are kept. 0: all."""
     keep_every: Whole = 0
     """Also keep each checkpoint whose step is a multiple of this; keepLast must not be 0 then. 0: none."""
+    keep_hours: Positive | None = None
+    """Also keep the first checkpoint, and each that is at least so many hours younger than the one kept before it;
+    keepLast must not be 0 then."""
 
 
 class EvaluationSection(Section):

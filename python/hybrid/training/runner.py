@@ -103,6 +103,7 @@ class Trainer:
     opened_at: int = 0  # the step of the state that the session began with
     validated: int = 0  # the newest step that has a validation row
     sampled: int = 0
+    saved_at: float = 0.0  # seconds of the services' clock
     entries: Entries
     describe: dict[str, Any]
 
@@ -215,8 +216,9 @@ class Trainer:
             self.services.view.event("sample", {"step": self.step, "prompt": settings.prompt, "text": text})
 
     def _save_if_due(self, session: TrainingSession) -> None:
-        every = self.config.checkpoint.every
-        if every and self.step % every == 0:
+        every, hours = self.config.checkpoint.every, self.config.checkpoint.every_hours
+        waited = self.services.clock() - self.saved_at
+        if (every and self.step % every == 0) or (hours is not None and waited >= hours * 3600):
             self._save(session)
 
     def _save(self, session: TrainingSession) -> None:
@@ -229,6 +231,7 @@ class Trainer:
             )  # fmt: skip
             self._record()
             self.collection.now()
+        self.saved_at = self.services.clock()
 
     def _end(self, session: TrainingSession, status: str) -> Outcome:
         self._save(session)
@@ -259,6 +262,7 @@ class Trainer:
             state = manifest.session
             self.target_tokens = manifest.progress.target_tokens
         self.step = self.opened_at = self.sampled = start.step
+        self.saved_at = self.services.clock()
         self.saver.forget()
         cut = self.metrics.cut(self.step)
         if cut:

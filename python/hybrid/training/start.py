@@ -137,6 +137,7 @@ def prepare_run(request: Request, services: Services) -> tuple[Prepared, Checkpo
         request.run_dir,
         keep_last=request.config.checkpoint.keep_last or None,
         keep_every=request.config.checkpoint.keep_every or None,
+        keep_hours=request.config.checkpoint.keep_hours,
         filesystem=services.filesystem,
         clock=services.now,
     )
@@ -174,13 +175,14 @@ def prepare_run(request: Request, services: Services) -> tuple[Prepared, Checkpo
 
 
 def _check_retention(settings: CheckpointSection) -> None:
-    """ConfigError for a keepEvery that would do nothing. Not among the checks that a saved run must pass: it may have
-    had them."""
-    if settings.keep_every and not settings.keep_last:
-        raise ConfigError(
-            f"checkpoint.keepEvery = {settings.keep_every}: with checkpoint.keepLast = 0 all checkpoints are kept; "
-            "expected checkpoint.keepLast of at least 1, or checkpoint.keepEvery = 0"
-        )
+    """ConfigError for a setting that would do nothing. Not among the checks that a saved run must pass: it may have had
+    them."""
+    for name, value in (("keepEvery", settings.keep_every), ("keepHours", settings.keep_hours)):
+        if value and not settings.keep_last:
+            raise ConfigError(
+                f"checkpoint.{name} = {value}: with checkpoint.keepLast = 0 all checkpoints are kept; "
+                f"expected checkpoint.keepLast of at least 1, or no checkpoint.{name}"
+            )
 
 
 def _explain_schedule(config: RunConfig, steps: int, services: Services) -> None:

@@ -43,12 +43,14 @@ import { checkSnapshot, snapshotBytes, snapshotHash, writeCheckpoint } from "./s
  */
 
 /**
- * keepLast: how many of the newest to keep (null: all). keepEvery: also keep steps divisible by it. now: Unix time in
+ * keepLast: how many of the newest to keep (null: all). keepEvery: also keep steps divisible by it.
+ * keepHours: also keep the first one, and each that is so many hours younger than the one kept before it. now: Unix time in
  * milliseconds. room: called with the bytes that a save is about to take; throws when they are not there.
  *
  * @typedef {object} StoreOptions
  * @property {number | null} [keepLast]
  * @property {number | null} [keepEvery]
+ * @property {number | null} [keepHours]
  * @property {() => number} [now]
  * @property {(bytes: number) => Promise<void>} [room]
  */
@@ -68,6 +70,7 @@ export class CheckpointStore {
   #directory;
   #keepLast;
   #keepEvery;
+  #keepHours;
   #now;
   #room;
   /** @type {string | null | undefined} checkpointHash of what the next save was trained from; undefined: not known */
@@ -82,15 +85,19 @@ export class CheckpointStore {
    * @param {StoreOptions} [options]
    * @throws {ConfigError} for settings below 1
    */
-  constructor(directory, { keepLast = null, keepEvery = null, now = Date.now, room } = {}) {
+  constructor(directory, { keepLast = null, keepEvery = null, keepHours = null, now = Date.now, room } = {}) {
     for (const [name, value] of Object.entries({ keepLast, keepEvery })) {
       if (value !== null && !(value >= 1)) {
         throw new ConfigError(`checkpoint.${name} is ${value}: expected at least 1, or none`);
       }
     }
+    if (keepHours !== null && !(keepHours > 0)) {
+      throw new ConfigError(`checkpoint.keepHours is ${keepHours}: expected a number above 0, or none`);
+    }
     this.#directory = directory;
     this.#keepLast = keepLast;
     this.#keepEvery = keepEvery;
+    this.#keepHours = keepHours;
     this.#now = now;
     this.#room = room;
   }
@@ -258,6 +265,12 @@ export class CheckpointStore {
     const every = this.#keepEvery;
     const kept = new Set(refs.slice(-this.#keepLast).map(({ name }) => name));
     for (const { name, step } of refs) if (every !== null && step % every === 0) kept.add(name);
+    let after = this.#keepHours === null ? Number.POSITIVE_INFINITY : Number.NEGATIVE_INFINITY;
+    for (const { name, unixMs } of refs) {
+      if (unixMs < after) continue;
+      kept.add(name);
+      after = unixMs + Number(this.#keepHours) * 3_600_000;
+    }
     if (!trusted || !kept.has(trusted.name)) {
       for (const { name } of refs.toReversed()) {
         kept.add(name);

@@ -57,7 +57,7 @@ export class FolderRunPlace {
    */
   constructor(folder, checkpoints, facts, config, options, unlock) {
     const { watch = NOTHING_SAID, stop = NOTHING_SAID, now = Date.now } = options;
-    const { keepLast, keepEvery } = config.checkpoint;
+    const { keepLast, keepEvery, keepHours } = config.checkpoint;
     this.#folder = folder;
     this.#now = now;
     this.#unlock = unlock;
@@ -67,6 +67,7 @@ export class FolderRunPlace {
     this.checkpoints = new CheckpointStore(checkpoints, {
       keepLast: keepLast || null,
       keepEvery: keepEvery || null,
+      keepHours: keepHours ?? null,
       now,
       room: folder.isStored ? requireRoom : undefined,
     });

@@ -152,6 +152,7 @@ class Trainer {
   step = 0; // data steps done; they count on when the optimizer skips
   #targetTokens = 0; // seen in all steps of the run
   #openedAt = 0; // the step of the state that the session began with
+  #savedAt = 0; // seconds of the clock
   #validated = 0; // the newest step that has a validation row
   #sampled = 0;
   #recoveries = 0;
@@ -286,8 +287,10 @@ class Trainer {
 
   /** @param {TrainingSession} session */
   async #saveIfDue(session) {
-    const { every } = this.config.checkpoint;
-    if (this.control.takeSave() || (every && this.step % every === 0)) await this.#save(session);
+    const { every, everyHours } = this.config.checkpoint;
+    const waited = this.prepared.clock() - this.#savedAt;
+    const due = (every && this.step % every === 0) || (everyHours && waited >= everyHours * 3600);
+    if (this.control.takeSave() || due) await this.#save(session);
   }
 
   /** @param {TrainingSession} session */
@@ -305,6 +308,7 @@ class Trainer {
       });
       await this.#record({});
     });
+    this.#savedAt = this.prepared.clock();
   }
 
   /**
@@ -352,6 +356,7 @@ class Trainer {
     }
     this.#targetTokens = start?.manifest.progress.targetTokens ?? 0;
     this.step = this.#openedAt = this.#sampled = start?.manifest.progress.step ?? 0;
+    this.#savedAt = prepared.clock();
     this.saver.forget();
     const cut = await place.metrics.cut(this.step);
     if (cut) this.#note(`moved ${cut} metrics rows after step ${this.step} to metrics.discarded.jsonl`);
