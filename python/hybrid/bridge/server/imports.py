@@ -238,7 +238,7 @@ class Imports:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _has_place(self) -> bool:
-        """Whether one more may be open. The one that was left longest goes for it, if nobody has touched it for long."""
+        """Whether one more may be open. The one that was left longest goes for it, if it was left for long."""
         open_ones = [path.parent for path in self._folder.glob(f"*/{_ARCHIVE}")]
         if len(open_ones) < MOST_OPEN:
             return True
