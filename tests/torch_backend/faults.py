@@ -27,6 +27,10 @@ PHASES: dict[str, tuple[str, str, str, int]] = {
     "update": ("hybrid.backends.torch.session", "TorchSession", "apply", 3),
     "evaluation": ("hybrid.backends.torch.session", "TorchSession", "evaluate", 1),
     "writing": ("torch.distributed.checkpoint.hf_storage", "HuggingFaceStorageWriter", "write_data", 1),
+    # Collectives of FSDP2 in step 2, which the other ranks are in: of the forward part, and of the backward part.
+    "gathering": ("torch.distributed", "", "all_gather_single", 12),
+    "scattering": ("torch.distributed", "", "reduce_scatter_single", 5),
+    "decoding": ("hybrid.backends.torch.session", "TorchSession", "decode", 2),
     # ---
     "settings": ("torch_backend.forked", "", "micro_config", 1),
     "reading": ("hybrid.training.start", "", "prepare", 1),

@@ -88,11 +88,15 @@ def other(folder: Path, name: str) -> None:
     train(folder, name, 2, "backend.name=reference")
 
 
-def faulty(folder: Path, name: str, phase: str, kind: str, rank: int) -> None:
-    """A whole run in which something happens to one rank in one phase."""
-    if int(os.environ["RANK"]) == rank:
+def faulty(folder: Path, name: str, phase: str, kind: str, rank: int, sharding: str = "none") -> None:
+    """A whole run in which something happens to one rank in one phase. Two ranks are a node."""
+    own = int(os.environ["RANK"])
+    if sharding == "hybrid":
+        os.environ.update(LOCAL_RANK=str(own % 2), LOCAL_WORLD_SIZE="2")
+    if own == rank:
         faults.install(phase, kind, folder / f"{name}.moment")
-    more = ("backend.compile=true",) if phase == "compile" else ()
+    more = [f"backend.sharding={sharding}", f"backend.compile={str(phase == 'compile').lower()}"]
+    more.append(f"sampling.every={2 if phase == 'decoding' else 0}")
     torch.compile = partial(torch.compile, backend="eager")  # what takes long is torch's own
     train(folder, name, 1000 if kind != "error" else 6, "checkpoint.every=2", "evaluation.every=2", *more)
 

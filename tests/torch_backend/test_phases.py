@@ -57,6 +57,36 @@ STOPS = [
     ("export", 0, "hours", True),
     ("writing", 1, "signal", True),
 ]
+# The same of ranks that hold a part of the state each: phase, layout, rank, how its message begins.
+SHARDED_ERRORS = [
+    ("building", "full", 1, "rank 1 failed in setting up shards"),
+    ("compile", "full", 1, "rank 1 failed in setting up shards"),
+    ("loading", "full", 0, "rank 0 failed"),
+    ("step", "full", 1, "rank 1 failed in step 3"),
+    ("gathering", "full", 0, "rank 0 failed in step 2"),
+    ("scattering", "full", 1, "rank 1 failed in step 2"),
+    ("scattering", "hybrid", 3, "rank 3 failed in step 2"),
+    ("update", "full", 1, "rank 1 failed"),
+    ("evaluation", "full", 1, "rank 1 failed in evaluation"),
+    ("decoding", "full", 1, "rank 1 failed in sampling"),
+    ("export", "full", 0, "rank 0 failed"),
+    ("writing", "full", 0, "saving step 2 failed on rank 0"),
+    ("writing", "full", 1, "saving step 2 failed on rank 1"),
+    ("logging", "full", 0, "rank 0 failed"),
+]
+SHARDED_STOPS = [
+    ("building", "full", 1, False),
+    ("compile", "full", 1, False),
+    ("loading", "full", 0, True),
+    ("gathering", "full", 1, True),
+    ("scattering", "hybrid", 2, True),
+    ("evaluation", "full", 1, True),
+    ("decoding", "full", 0, True),
+    ("export", "full", 0, True),
+    ("writing", "full", 1, True),
+    ("logging", "full", 0, True),
+]
+SIZES = {"none": 2, "full": 2, "hybrid": 4}
 
 
 @pytest.fixture(scope="module")
@@ -66,15 +96,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def outcomes(folder: Path) -> dict[str, Any]:
-    jobs = [job("faulty", 2, name(p, r, "error"), phase=p, rank=r, kind="error") for p, r, *_ in ERRORS]
-    jobs += [job("faulty", 2, name(p, r, k), phase=p, rank=r, kind=k) for p, r, k, _ in STOPS]
-    jobs.append(job("faulty", 2, "killed", phase="step", rank=1, kind="kill"))
-    jobs.append(job("faulty", 2, "stuck", phase="compile", rank=1, kind="hang"))
+    faults = [(p, r, "error", "none") for p, r, *_ in ERRORS] + [(p, r, k, "none") for p, r, k, _ in STOPS]
+    faults += [(p, r, "error", layout) for p, layout, r, _ in SHARDED_ERRORS]
+    faults += [(p, r, "signal", layout) for p, layout, r, _ in SHARDED_STOPS]
+    faults += [("compile", 1, "hang", "none"), ("step", 1, "kill", "none"), ("gathering", 1, "kill", "full")]
+    jobs = [
+        job("faulty", SIZES[layout], name(p, r, k, layout), phase=p, rank=r, kind=k, sharding=layout)
+        for p, r, k, layout in faults
+    ]
     return run_jobs(folder, *jobs)
 
 
-def name(phase: str, rank: int, kind: str) -> str:
-    return f"{kind}-{phase}-{rank}"
+def name(phase: str, rank: int, kind: str, layout: str = "none") -> str:
+    return f"{kind}-{phase}-{rank}-{layout}"
 
 
 @pytest.mark.parametrize(("phase", "rank", "begins", "recorded"), ERRORS)
@@ -82,14 +116,28 @@ def test_an_error_ends_every_rank_with_the_same_message_soon(
     folder: Path, outcomes: dict[str, Any], phase: str, rank: int, begins: str, recorded: bool
 ) -> None:
     run = name(phase, rank, "error")
-    outcome = outcomes[run]
-    assert outcome["errors"] == [f"hybrid: {begins}: RuntimeError: {BOOM}\n"] * 2
-    assert outcome["codes"] == [EXIT_FAILED] * 2
-    assert outcome["after"] < SECONDS
+    expect_error(outcomes[run], 2, begins)
     assert (folder / run / "run.json").exists() == recorded
     if recorded:
         facts = run_file(folder, run)
         assert facts["status"] == "failed" and BOOM in facts["message"]
+
+
+@pytest.mark.parametrize(("phase", "layout", "rank", "begins"), SHARDED_ERRORS)
+def test_an_error_on_a_rank_with_a_part_of_the_state_ends_every_rank(
+    folder: Path, outcomes: dict[str, Any], phase: str, layout: str, rank: int, begins: str
+) -> None:
+    """Also where the others wait for it inside a collective."""
+    run = name(phase, rank, "error", layout)
+    expect_error(outcomes[run], SIZES[layout], begins)
+    facts = run_file(folder, run)
+    assert facts["status"] == "failed" and BOOM in facts["message"]
+
+
+def expect_error(outcome: dict[str, Any], ranks: int, begins: str) -> None:
+    assert outcome["errors"] == [f"hybrid: {begins}: RuntimeError: {BOOM}\n"] * ranks
+    assert outcome["codes"] == [EXIT_FAILED] * ranks
+    assert outcome["after"] < SECONDS
 
 
 @pytest.mark.parametrize(("phase", "rank", "kind", "saves"), STOPS)
@@ -97,30 +145,50 @@ def test_a_stop_saves_what_there_is_and_ends_every_rank(
     folder: Path, outcomes: dict[str, Any], phase: str, rank: int, kind: str, saves: bool
 ) -> None:
     run = name(phase, rank, kind)
-    outcome = outcomes[run]
-    assert outcome["codes"] == [EXIT_STOPPED] * 2, outcome["errors"]
-    facts = run_file(folder, run)
-    assert facts["status"] == "stopped"
-    reason = "SIGTERM received" if kind == "signal" else "run.maxHours"
-    assert any(text in facts["message"] for text in (reason, "stopped on request while verifying"))
+    expect_stop(run_file(folder, run), outcomes[run], 2, "SIGTERM received" if kind == "signal" else "run.maxHours")
+    expect_saved(folder, run, saves)
     if phase in ("connecting", "building", "compile"):  # there is nothing to wait for
-        assert outcome["after"] < SECONDS
-    step = facts.get("step", 0)
+        assert outcomes[run]["after"] < SECONDS
+
+
+@pytest.mark.parametrize(("phase", "layout", "rank", "saves"), SHARDED_STOPS)
+def test_a_stop_saves_the_parts_of_all_ranks(
+    folder: Path, outcomes: dict[str, Any], phase: str, layout: str, rank: int, saves: bool
+) -> None:
+    run = name(phase, rank, "signal", layout)
+    expect_stop(run_file(folder, run), outcomes[run], SIZES[layout], "SIGTERM received")
+    expect_saved(folder, run, saves)
+    assert outcomes[run]["after"] < SECONDS
+
+
+def expect_stop(facts: dict[str, Any], outcome: dict[str, Any], ranks: int, reason: str) -> None:
+    assert outcome["codes"] == [EXIT_STOPPED] * ranks, outcome["errors"]
+    assert facts["status"] == "stopped"
+    assert any(text in facts["message"] for text in (reason, "stopped on request while verifying"))
+
+
+def expect_saved(folder: Path, run: str, saves: bool) -> None:
+    step = run_file(folder, run).get("step", 0)
     assert step > 0 or not saves
     if step:
         assert finding.resolve(folder / run).step == step
 
 
-def test_a_rank_that_is_killed_ends_the_others(folder: Path, outcomes: dict[str, Any]) -> None:
-    outcome = outcomes["killed"]
+@pytest.mark.parametrize(("phase", "layout", "begins"), [("step", "none", "step 3"), ("gathering", "full", "step 2")])
+def test_a_rank_that_is_killed_ends_the_others(
+    folder: Path, outcomes: dict[str, Any], phase: str, layout: str, begins: str
+) -> None:
+    run = name(phase, 1, "kill", layout)
+    outcome = outcomes[run]
     assert outcome["codes"] == [EXIT_FAILED, -signal.SIGKILL] and outcome["after"] < SECONDS
-    assert "rank 0 failed in step 3" in outcome["errors"][0]
-    assert run_file(folder, "killed")["status"] == "failed"
+    assert f"rank 0 failed in {begins}" in outcome["errors"][0]
+    assert run_file(folder, run)["status"] == "failed"
 
 
 def test_a_stop_does_not_wait_for_a_compiler(folder: Path, outcomes: dict[str, Any]) -> None:
     """Rank 1 is told to stop and does not come back from what it is in; rank 0 waits for it."""
-    outcome = outcomes["stuck"]
+    run = name("compile", 1, "hang")
+    outcome = outcomes[run]
     assert outcome["codes"] == [EXIT_STOPPED] * 2 and outcome["after"] < SECONDS
     assert outcome["errors"] == ["hybrid: stopped before the first step: SIGTERM received on rank 1\n"] * 2
-    assert run_file(folder, "stuck")["status"] == "stopped"
+    assert run_file(folder, run)["status"] == "stopped"
