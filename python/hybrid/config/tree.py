@@ -323,7 +323,7 @@ class EvaluationSection(Section):
     every: Whole = 100
     """Evaluate every so many steps, and at the end. 0: never."""
     batches: Whole = 20
-    """Batches of one evaluation. 0: the whole validation split."""
+    """Batches of one evaluation, each of data.microbatchSize samples. 0: the whole validation split."""
 
 
 class SamplingSection(Section):

@@ -36,7 +36,7 @@ class PackedDataset:
         places = np.diff(view.bounds) - 1
         if not places.any():
             raise DataContractError(
-                f"the {name_of(view)} has only documents of one token: nothing to predict; add text"
+                f"the {view.name} part of the text has only documents of one token: nothing to predict; add text"
             )
         begins, sizes = _cut(view.bounds[:-1], places, sequence_length)
         rows = _best_fit(sizes, sequence_length)

@@ -37,7 +37,9 @@ class WindowDataset:
         if not 1 <= stride <= sequence_length:
             raise ConfigError(f"the stride is {stride}, expected 1..{sequence_length}: a longer one would skip tokens")
         if len(view) < 2:
-            raise DataContractError(f"the {name_of(view)} has {len(view)} token: nothing to predict; add text")
+            raise DataContractError(
+                f"the {view.name} part of the text has {len(view)} token: nothing to predict; add text"
+            )
         self.view = view
         self.sequence_length = sequence_length
         self.stride = stride
@@ -53,7 +55,7 @@ class WindowDataset:
         self._borders = view.bounds[1:-1] if isolate_documents else view.bounds[:0]
         if self._borders.size == len(view) - 1:
             raise DataContractError(
-                f"the {name_of(view)} has only documents of one token: nothing to predict; add text"
+                f"the {view.name} part of the text has only documents of one token: nothing to predict; add text"
             )
 
     def __len__(self) -> int:

@@ -402,7 +402,10 @@ def compile_plan(settings: PlanSettings, profile: DeviceProfile | None = None) -
     """
     settings.model.validate()
     if settings.precision not in kernels.base.PRECISIONS:
-        raise ConfigError(f"precision {settings.precision!r}: expected one of {', '.join(kernels.base.PRECISIONS)}")
+        raise ConfigError(
+            f"precision {settings.precision!r}: expected one of {', '.join(kernels.base.PRECISIONS)}; "
+            "only the torch backend computes in others"
+        )
     if settings.batch_size < 1 or not 1 <= settings.sequence_length <= settings.model.context_length:
         raise ConfigError(
             f"batch {settings.batch_size} x {settings.sequence_length}: both must be at least 1, and the sequence at "

@@ -12,6 +12,8 @@ from hybrid.cli.parser import Subparsers, add_command, add_group, add_set_option
 if TYPE_CHECKING:
     from hybrid.checkpoint.manifest import Manifest
 
+CHECKPOINT = "a run folder (its newest checkpoint), a checkpoint folder, or a file *.hybrid"
+
 EXPORT = """\
 Write the model of a checkpoint (a run folder means its newest) as a folder that transformers opens: Llama's
 family for RMS norm, rotary positions and SwiGLU, GPT-2's for layer norm and learned positions. Weights are
@@ -33,33 +35,40 @@ def register(subparsers: Subparsers) -> None:
         ("list", "the checkpoints of a run, whole and broken ones", list_all),
     ):
         parser = add_command(group, name, summary)
-        what = "RUN" if name == "list" else "RUN|CHECKPOINT"
-        parser.add_argument("path", metavar=what, type=path)
+        if name == "list":
+            parser.add_argument("path", metavar="RUN", type=path, help="a run folder")
+        else:
+            parser.add_argument("path", metavar="RUN|CHECKPOINT", type=path, help=CHECKPOINT)
         _json_option(parser)
         parser.set_defaults(run=run)
     parser = add_command(group, "diff", "in which settings, counters and tensors two checkpoints differ")
-    parser.add_argument("a", metavar="A", type=path)
-    parser.add_argument("b", metavar="B", type=path)
+    parser.add_argument("a", metavar="A", type=path, help=CHECKPOINT)
+    parser.add_argument("b", metavar="B", type=path, help="another one")
     _json_option(parser)
     parser.set_defaults(run=diff)
     parser = add_command(group, "pack", "one file of a checkpoint, to carry it elsewhere (into a browser, say)")
-    parser.add_argument("path", metavar="RUN|CHECKPOINT", type=path)
-    parser.add_argument("archive", metavar="FILE.hybrid", nargs="?", type=path, help="default: RUN-STEP.hybrid here")
+    parser.add_argument("path", metavar="RUN|CHECKPOINT", type=path, help=CHECKPOINT)
+    parser.add_argument(
+        "archive", metavar="FILE.hybrid", nargs="?", type=path,
+        help="the new file (default: RUN-step-STEP.hybrid in the current folder)",
+    )  # fmt: skip
     _json_option(parser)
     parser.set_defaults(run=pack)
     parser = add_command(group, "unpack", "the checkpoint folder of such a file")
-    parser.add_argument("archive", metavar="FILE.hybrid", type=path)
-    parser.add_argument("folder", metavar="FOLDER", nargs="?", type=path, help="default: FILE here")
+    parser.add_argument("archive", metavar="FILE.hybrid", type=path, help="a packed checkpoint")
+    parser.add_argument(
+        "folder", metavar="FOLDER", nargs="?", type=path, help="the new folder (default: FILE in the current folder)"
+    )
     _json_option(parser)
     parser.set_defaults(run=unpack)
     parser = add_command(group, "export", "the model of a checkpoint as a folder for another library", EXPORT)
-    parser.add_argument("path", metavar="RUN|CHECKPOINT", type=path)
-    parser.add_argument("folder", metavar="FOLDER", type=path, help="must not exist")
+    parser.add_argument("path", metavar="RUN|CHECKPOINT", type=path, help=CHECKPOINT)
+    parser.add_argument("folder", metavar="FOLDER", type=path, help="the new folder")
     _format_option(parser)
     _json_option(parser)
     parser.set_defaults(run=export)
     parser = add_command(group, "import", "begin a run with the model of another library's folder", IMPORT)
-    parser.add_argument("folder", metavar="FOLDER", type=path)
+    parser.add_argument("folder", metavar="FOLDER", type=path, help="with config.json, *.safetensors, tokenizer.json")
     parser.add_argument("config", metavar="CONFIG", nargs="?", type=path, help="settings: a .toml or .json file")
     parser.add_argument("--preset", metavar="NAME", help="what the settings start from (default: stdlib-tiny)")
     parser.add_argument("--run-dir", metavar="DIR", type=path, help="the run's folder (default: runs/FOLDER)")
