@@ -38,7 +38,9 @@ export class PackedDataset {
     this.vocabularySize = view.vocabularySize;
     const { begins, sizes } = cut(view.bounds, sequenceLength);
     if (!sizes.length) {
-      throw new DataContractError(`the ${view.name} part of the text has only documents of one token: nothing to predict; add text`);
+      throw new DataContractError(
+        `the ${view.name} part of the text has only documents of one token: nothing to predict; add text`,
+      );
     }
     const { order, rowBounds } = bestFit(sizes, sequenceLength);
     this.#begins = Float64Array.from(order, (piece) => begins[piece]); // in the order of the rows

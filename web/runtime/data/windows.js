@@ -40,7 +40,9 @@ export class WindowDataset {
       throw new ConfigError(`the stride is ${step}, expected 1..${sequenceLength}: a longer one would skip tokens`);
     }
     if (view.length < 2) {
-      throw new DataContractError(`the ${view.name} part of the text has ${view.length} token: nothing to predict; add text`);
+      throw new DataContractError(
+        `the ${view.name} part of the text has ${view.length} token: nothing to predict; add text`,
+      );
     }
     this.view = view;
     this.sequenceLength = sequenceLength;
@@ -52,7 +54,9 @@ export class WindowDataset {
     // Where documents begin in the stream, the first one excepted: no target reaches across these.
     this.#borders = isolateDocuments ? view.bounds.subarray(1, -1) : view.bounds.subarray(0, 0);
     if (this.#borders.length === view.length - 1) {
-      throw new DataContractError(`the ${view.name} part of the text has only documents of one token: nothing to predict; add text`);
+      throw new DataContractError(
+        `the ${view.name} part of the text has only documents of one token: nothing to predict; add text`,
+      );
     }
   }
 
