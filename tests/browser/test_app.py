@@ -266,6 +266,41 @@ def test_what_goes_wrong_is_said_in_a_sentence(chromium: Chromium, site: StaticS
         assert app.finish() == "Finished at step 10."
 
 
+def test_records_that_were_cut_lose_no_run(chromium: Chromium, site: StaticServer) -> None:
+    """A browser that is ended by force leaves half of what it was writing."""
+    cut = """async (file) => {
+      const runs = await (await navigator.storage.getDirectory()).getDirectoryHandle("runs");
+      for await (const folder of runs.values()) {
+        const stream = await (await folder.getFileHandle(file)).createWritable({ keepExistingData: true });
+        await stream.truncate(20);
+        await stream.close();
+      }
+    }"""
+    with App(chromium, site) as app:
+        app.ready()
+        app.drop(f"{'long' * 60}.txt", stories(20, seed=5).encode())
+        app.begin(4)
+        assert app.finish() == "Finished at step 4."
+        app.do(lambda page: (page.evaluate(cut, "run.json"), page.reload()))
+        assert "step 4 of 4, finished" in app.wait("#run-list .what")
+        app.do(lambda page: page.get_by_role("button", name="Look at micro-long").click())
+        assert app.wait("#status:text-matches('Finished')") == "Finished at step 4."
+        app.do(lambda page: (page.evaluate(cut, "job.json"), page.reload()))
+        assert "download it, and drop the file here" in app.wait("#run-list .what")
+        assert app.do(lambda page: page.locator("#run-list button").all_inner_texts()) == ["Download", "Delete"]
+        app.do(lambda page: (page.once("dialog", lambda dialog: dialog.accept()), page.get_by_text("Delete").click()))
+        app.do(lambda page: page.locator("#runs").wait_for(state="hidden"))
+
+
+def test_a_worker_that_cannot_work_is_said_again_at_each_try(chromium: Chromium, site: StaticServer) -> None:
+    with App(chromium, site, in_worker="throw new Error('not here');") as app:
+        assert app.wait("#alert-text").endswith("not here. Load the page again.")
+        app.press("Dismiss")
+        app.begin(10)
+        assert app.wait("#alert-text").endswith("not here. Load the page again.")
+        assert app.do(lambda page: page.locator("#setup").is_visible())
+
+
 def test_without_an_adapter_the_page_says_what_to_do(chromium: Chromium, site: StaticServer) -> None:
     hide = "Object.defineProperty(navigator, 'gpu', { value: { requestAdapter: async () => null } });"
     with App(chromium, site, hide) as app:

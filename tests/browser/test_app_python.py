@@ -118,6 +118,24 @@ def test_a_server_that_has_the_page_compiles_for_it_and_takes_its_runs(chromium:
         assert app.text("#step").replace(",", "") == f"{step} of 100000"
 
 
+def test_whatever_a_script_does_to_python_it_ends_and_the_next_one_runs(chromium: Chromium, site: StaticServer) -> None:
+    with App(chromium, site) as app:
+        app.ready()
+        app.do(lambda page: page.get_by_text("Python: change the model itself").click())
+        assert _run(app, "for i in range(50_000): print(i)\nprint('x' * 1_000_000)").startswith("Finished")
+        lines = app.text("#script-lines").splitlines()
+        assert 500 <= len(lines) < 1500 and lines[-2] == "49999" and len(lines[-1]) < 6000
+        for source, why in (
+            ("import os\nos._exit(3)", "exit(3)"),
+            ("class A:\n    def __repr__(self): return repr(self)\nrepr(A())", "nested too deeply"),
+        ):
+            assert _run(app, source).startswith("Ended")
+            said = app.text("#script-error")
+            assert why in said and said.endswith("the next one gets another.")
+            assert _run(app, "print('alive')").startswith("Finished")
+            assert app.text("#script-lines").strip() == "alive"
+
+
 def _python(app: App) -> list[str]:
     return [url for url in app.requests if "/pyodide/" in url]
 

@@ -141,6 +141,11 @@ def test_a_script_is_stopped(wait: int) -> None:
     assert outcome["line"] in (None, 2)
 
 
+def test_an_error_that_cannot_say_what_is_wrong_is_one_all_the_same() -> None:
+    outcome = run("class E(Exception):\n    def __str__(self):\n        return 1 / 0\nraise E\n")
+    assert (outcome["kind"], outcome["message"], outcome["line"]) == ("E", "", 4)
+
+
 def test_the_decoder_is_its_own_again_after_a_script() -> None:
     own = dict(vars(decoder))
     assert run("from hybrid.models import decoder\ndecoder.layer = None\ndecoder.more = 1") == {}

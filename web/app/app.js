@@ -19,7 +19,10 @@ const setup = new SetupView(
   (asked) => ask({ ask: "needs", ...asked }),
 );
 const script = new ScriptView({
-  run: (source) => ask({ ask: "script", source, texts: setup.texts }),
+  run: (source) => {
+    if (broken) script.end(broken);
+    else ask({ ask: "script", source, texts: setup.texts });
+  },
   stop: () => ask({ ask: "stop-script" }),
 });
 const sender = new SendView(() => {
@@ -28,6 +31,8 @@ const sender = new SendView(() => {
 });
 /** Whether the worker has a run, from request to end. */
 let busy = false;
+/** Why the worker can do nothing any more. @type {string | null} */
+let broken = null;
 /** Whether a download waits for a save that was asked for. */
 let downloading = false;
 /** @type {File | null} a run whose text was asked for */
@@ -63,6 +68,7 @@ function calm() {
 /** Hand work to the worker, and look at it. @param {ToWorker} request @param {string} title */
 function start(request, title) {
   if (busy) return;
+  if (broken) return alarm(broken);
   busy = true;
   calm();
   element("wanted").hidden = true;
@@ -133,7 +139,7 @@ const HEARD = {
     if (!busy) setup.showProblem(null, `${sentence(stage).slice(0, -1)}: ${done} of ${total}`);
   },
   "script-stage": ({ stage }) => script.stage(stage),
-  "script-line": ({ line }) => script.line(line),
+  "script-lines": ({ lines }) => script.lines(lines),
   "script-report": ({ values }) => script.report(values),
   "script-end": ({ message, error, traceback }) => script.end(error ? sentence(message) : null, error, traceback),
   "send-progress": (facts) => sender.progress(facts),
@@ -155,8 +161,9 @@ worker.onmessage = ({ data }) => {
   sender.allow(run.saved && (!busy || run.paused));
 };
 worker.onerror = (event) => {
+  broken = `The worker of this page failed: ${event.message || "it could not start"}. Load the page again.`;
   ended("The worker of this page failed.");
-  alarm(sentence(`The worker of this page failed: ${event.message || "it could not start"}. Load the page again.`));
+  alarm(broken);
 };
 
 /** An error as a sentence; one that begins with the name of a file keeps that. @param {string} message */

@@ -24,7 +24,7 @@ import { PlanSession } from "../runtime/session.js";
 import { deviceProfile } from "../runtime/subgroups.js";
 import { openTokenizer } from "../runtime/tokenizers/open.js";
 import { customSize } from "./custom.js";
-import { chosenSettings, desktopCommand, jobOfCheckpoint, newJob } from "./job.js";
+import { checkBrought, chosenSettings, desktopCommand, jobOfCheckpoint, newJob } from "./job.js";
 import { readSite } from "./planner.js";
 import { Planning } from "./planning.js";
 import { DATA_FOLDER, freeName, history, listRuns, openJob, openRuns, sweep, writeJob } from "./runs.js";
@@ -243,6 +243,7 @@ async function takeIn({ archive, texts }) {
   const zip = await ZipFolder.open(archive);
   const { manifest, model, files } = await verifyCheckpoint(zip);
   const config = /** @type {any} */ (manifest.config);
+  checkBrought(archive.name, config, files);
   const shapes = Object.values(parameterShapes(model));
   const count = shapes.reduce((sum, shape) => sum + shape.reduce((product, n) => product * n, 1), 0);
   const tokenizer = await openTokenizer(files["tokenizer.json"]);
@@ -311,7 +312,7 @@ async function runScript({ source, texts }) {
     tell("script-stage", { stage: "running" });
     await scripting.runScript(source, {
       texts: { [SCRIPT_TEXT]: text },
-      print: (line) => tell("script-line", { line }),
+      print: (lines) => tell("script-lines", { lines }),
       report: (values) => tell("script-report", { values }),
       progress: (stage) => tell("script-stage", { stage }),
     });

@@ -3,7 +3,8 @@
 import { identityHashes } from "../runtime/contracts/fingerprint.js";
 import { buildProvenance } from "../runtime/contracts/provenance.js";
 import { stableHash, stableJson } from "../runtime/contracts/stable_json.js";
-import { ContractMismatch } from "../runtime/errors.js";
+import { isObject } from "../runtime/contracts/values.js";
+import { CheckpointCorrupt, ContractMismatch } from "../runtime/errors.js";
 import { FORMAT, VERSION } from "../runtime/runner/job.js";
 
 /** @import { Manifest } from "../runtime/checkpoint/manifest.js" */
@@ -64,6 +65,27 @@ export function newJob(size, choice, data) {
     checkpointFiles: size.checkpointFiles,
     parameters: size.parameters,
   };
+}
+
+const SECTIONS = ["run", "data", "model", "optimizer", "schedule", "checkpoint", "evaluation", "sampling", "backend"];
+
+/**
+ * That a checkpoint from elsewhere, whose bytes are right, also says what a page needs to know of its run.
+ *
+ * @param {string} archive its name
+ * @param {Settings} config
+ * @param {Record<string, string>} files its small files
+ * @throws {CheckpointCorrupt}
+ */
+export function checkBrought(archive, config, files) {
+  const { data } = config;
+  const missing = [
+    ...SECTIONS.filter((name) => !isObject(config[name])),
+    ...["split", "samples"].filter((name) => isObject(data) && !isObject(data[name])).map((name) => `data.${name}`),
+    ...(typeof config.run?.name === "string" ? [] : ["run.name"]),
+  ];
+  if (missing.length) throw new CheckpointCorrupt(`${archive}: its settings have no ${missing[0]}: it is no run's`);
+  if (!files["tokenizer.json"]) throw new CheckpointCorrupt(`${archive}: has no tokenizer.json`);
 }
 
 /**

@@ -3,8 +3,9 @@
  * and the token store of its text in `data`.
  */
 
+import { isObject } from "../runtime/contracts/values.js";
 import { ConfigError } from "../runtime/errors.js";
-import { readAll, writeAll } from "../runtime/folders/folder.js";
+import { nameProblem, readAll, writeAll } from "../runtime/folders/folder.js";
 import { openOpfs } from "../runtime/folders/opfs.js";
 import { readJob } from "../runtime/runner/job.js";
 
@@ -15,6 +16,7 @@ export const JOB_FILE = "job.json";
 export const DATA_FOLDER = "data";
 const MOST_BYTES = 2 ** 26;
 const MOST_POINTS = 1000;
+const NAME_LENGTH = 80; // a number, and the step of a checkpoint, come behind it
 
 /**
  * A run as the page lists it. step: the last one that its record knows.
@@ -27,6 +29,7 @@ const MOST_POINTS = 1000;
  * @property {string} updatedAt
  * @property {number} parameters
  * @property {boolean} busy another tab has it
+ * @property {boolean} damaged what it is for cannot be read, so it cannot go on here; its checkpoint may be good
  */
 
 /** @returns {Promise<Directory>} */
@@ -36,22 +39,24 @@ export function openRuns() {
 
 /** @param {Directory} runs @returns {Promise<RunSummary[]>} the newest first */
 export async function listRuns(runs) {
-  const held = (await navigator.locks.query()).held ?? [];
+  const held = (await globalThis.navigator?.locks?.query())?.held ?? [];
   /** @type {RunSummary[]} */
   const found = [];
   for (const name of await runs.folders()) {
     const folder = await runs.open(name);
     if (!folder) continue;
+    if (!(await hasCheckpoint(folder))) continue;
     const job = await readJson(folder, JOB_FILE);
-    const facts = await readJson(folder, "run.json");
-    if (!job || !facts || !(await hasCheckpoint(folder))) continue;
+    // Somebody may have been ended by force while one of the two was written.
+    const facts = (await readJson(folder, "run.json")) ?? (await readJson(folder, "run.next.json")) ?? {};
     found.push({
       name,
       step: Number(facts.step ?? 0),
-      steps: job.steps,
+      steps: Number(job?.steps ?? 0),
       status: String(facts.status),
-      updatedAt: String(facts.updatedAt ?? facts.createdAt),
-      parameters: job.parameters,
+      updatedAt: String(facts.updatedAt ?? facts.createdAt ?? ""),
+      parameters: Number(job?.parameters ?? 0),
+      damaged: job === null,
       busy: held.some((lock) => lock.name === `hybrid/run/${name}`),
     });
   }
@@ -61,10 +66,15 @@ export async function listRuns(runs) {
 /** Remove what runs left that ended before their first checkpoint, and that no tab has. @param {Directory} runs */
 export async function sweep(runs) {
   for (const name of await runs.folders()) {
-    await navigator.locks.request(`hybrid/run/${name}`, { ifAvailable: true }, async (lock) => {
-      const folder = lock && (await runs.open(name));
+    const clear = async () => {
+      const folder = await runs.open(name);
       if (folder && !(await hasCheckpoint(folder))) await runs.remove(name);
-    });
+    };
+    const locks = globalThis.navigator?.locks;
+    if (locks) {
+      const own = (/** @type {Lock | null} */ lock) => lock && clear();
+      await locks.request(`hybrid/run/${name}`, { ifAvailable: true }, own);
+    } else await clear();
   }
 }
 
@@ -81,7 +91,9 @@ async function hasCheckpoint(folder) {
  * @param {string} wish
  */
 export async function freeName(runs, wish) {
-  const plain = wish.replaceAll(/[^A-Za-z0-9._-]+/g, "-").replace(/^[^A-Za-z0-9]+/, "") || "run";
+  const letters = wish.replaceAll(/[^A-Za-z0-9._-]+/g, "-").replace(/^[^A-Za-z0-9]+/, "");
+  const short = letters.slice(0, NAME_LENGTH).replace(/[.-]+$/, "");
+  const plain = nameProblem(short) ? "run" : short;
   const taken = new Set(await runs.folders());
   for (let number = 1; ; number++) {
     const name = number === 1 ? plain : `${plain}-${number}`;
@@ -106,11 +118,12 @@ export async function openJob(folder) {
   return readJob(job);
 }
 
-/** @param {Directory} folder @param {string} file @returns {Promise<any>} null for what is not there, or is no JSON */
+/** @param {Directory} folder @param {string} file @returns {Promise<any>} null for what is not there, or is no object in JSON */
 async function readJson(folder, file) {
   if ((await folder.size(file)) === null) return null;
   try {
-    return JSON.parse(new TextDecoder().decode(await readAll(folder, file, MOST_BYTES)));
+    const value = JSON.parse(new TextDecoder().decode(await readAll(folder, file, MOST_BYTES)));
+    return isObject(value) ? value : null;
   } catch (error) {
     if (error instanceof SyntaxError) return null;
     throw error;

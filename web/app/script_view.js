@@ -7,6 +7,7 @@ import { button, element, show } from "./page.js";
 /** @import { Site } from "./planner.js" */
 
 const LINES = 500; // kept on the page
+const LINE_LENGTH = 5000; // of which as much is shown
 const KEPT = "hybrid.script"; // where this browser keeps what somebody wrote
 const STEPS_SPOKEN = 10; // a status that changes with every step would be spoken with every step
 
@@ -18,6 +19,8 @@ export class ScriptView {
   /** @type {{step: number, loss: number} | null} */
   #last = null;
   #first = 0;
+  /** How many lines each node of the shown ones has, the oldest first. @type {number[]} */
+  #counts = [];
 
   /** @param {{run: (source: string) => void, stop: () => void}} acts */
   constructor({ run, stop }) {
@@ -58,6 +61,7 @@ export class ScriptView {
     this.#chart.clear();
     this.#last = null;
     element("script-lines").replaceChildren();
+    this.#counts = [];
     button("script-run").disabled = true;
     button("script-stop").disabled = false;
     show("script-status", "getting ready");
@@ -68,12 +72,20 @@ export class ScriptView {
     if (!this.#last) show("script-status", stage);
   }
 
-  /** @param {string} line that it printed */
-  line(line) {
-    const lines = element("script-lines");
-    lines.append(`${line}\n`);
-    while (lines.childNodes.length > LINES) lines.firstChild?.remove();
-    lines.scrollTop = lines.scrollHeight;
+  /** @param {string[]} lines that it printed */
+  lines(lines) {
+    const shown = element("script-lines");
+    const newest = lines.slice(-LINES);
+    shown.append(`${newest.map(cut).join("\n")}\n`);
+    this.#counts.push(newest.length);
+    let count = this.#counts.reduce((sum, one) => sum + one, 0);
+    // Whole nodes, as long as enough stays.
+    for (let first = this.#counts[0]; count - first >= LINES; first = this.#counts[0]) {
+      shown.firstChild?.remove();
+      this.#counts.shift();
+      count -= first;
+    }
+    shown.scrollTop = shown.scrollHeight;
   }
 
   /** What it reports: `step` and `loss` are drawn. @param {Record<string, number | string | null>} values */
@@ -97,10 +109,16 @@ export class ScriptView {
     const reached = this.#last ? `step ${this.#last.step}, loss ${this.#last.loss.toFixed(3)}` : "no step reported";
     show("script-status", `${message === null ? "Finished" : "Ended"}: ${reached}.`);
     if (message === null || error === "StopRequested") return;
-    if (traceback) this.line(traceback);
+    if (traceback) this.lines(traceback.split("\n"));
     element("script-wrong").hidden = false;
     show("script-error", message);
   }
+}
+
+/** @param {string} line */
+function cut(line) {
+  const more = line.length - LINE_LENGTH;
+  return more > 0 ? `${line.slice(0, LINE_LENGTH)} … and ${more} characters more` : line;
 }
 
 function kept() {

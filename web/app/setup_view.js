@@ -133,17 +133,17 @@ export class SetupView {
         const state = run.busy
           ? "open in another tab"
           : `step ${whole(run.step)} of ${whole(run.steps)}, ${run.step >= run.steps ? "finished" : ago(run.updatedAt, Date.now())}`;
-        const about = `${parameters(run.parameters)} parameters · ${state}`;
+        const about = run.damaged
+          ? "the tab was ended while it wrote down what this run is for: download it, and drop the file here to go on"
+          : `${parameters(run.parameters)} parameters · ${state}`;
         const what = make("span", "what", make("strong", "", run.name), make("span", "quiet", about));
         const row = make("li", "", what);
         if (run.busy) return row;
         const done = run.step >= run.steps;
+        const look = () => acts.goOn(run.name);
+        const goOn = done ? ["Look at it", "Look at"] : ["Go on", "Go on with"];
+        if (!run.damaged) row.append(makeButton(goOn[0], look, `${goOn[1]} ${run.name}`));
         row.append(
-          makeButton(
-            done ? "Look at it" : "Go on",
-            () => acts.goOn(run.name),
-            `${done ? "Look at" : "Go on with"} ${run.name}`,
-          ),
           makeButton("Download", () => acts.download(run.name), `Download ${run.name}`),
           makeButton("Delete", () => acts.remove(run.name), `Delete ${run.name}`),
         );

@@ -20,7 +20,7 @@ const SIGNAL = 2;
  * What the page hears while a script runs.
  *
  * @typedef {object} Listeners
- * @property {(line: string) => void} [print]
+ * @property {(lines: string[]) => void} [print] lines that it printed
  * @property {(values: Report) => void} [report]
  * @property {(what: string, done: number, total: number) => void} [progress]
  */
@@ -166,7 +166,11 @@ export class PythonWorker {
   }
 
   /** @param {any} answer */
-  #hear({ id, value, error, print, report, progress }) {
+  #hear({ id, value, error, print, report, progress, ended }) {
+    if (ended !== undefined) {
+      const why = /call stack|recursion/i.test(ended) ? "its calls were nested too deeply" : ended;
+      this.#end(new HybridError(`the script has brought Python to an end (${why}); the next one gets another`));
+    }
     const question = this.#questions.get(id);
     if (!question) return;
     const { listeners, resolve, reject } = question;

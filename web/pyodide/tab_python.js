@@ -33,6 +33,7 @@ import { ScriptHost } from "./script_host.js";
 /** Where the library lies in Python's file system. */
 export const LIBRARY = "/lib/hybrid";
 const STOP_SIGNAL = 2; // SIGINT
+const FOLDERS = "/scripts"; // where scripts run, each in a folder of its own
 
 /** What a script did wrong: a sentence with the line; `kind` is the class of Python's error, `line` null where there is none. */
 export class ScriptError extends HybridError {
@@ -52,6 +53,8 @@ export class TabPython {
   #python;
   #compiling;
   #running;
+  #scripts = 0;
+  #ended;
   /** @type {ScriptHost | null} of the script that runs */
   #host = null;
 
@@ -59,9 +62,11 @@ export class TabPython {
    * Use `TabPython.open`.
    *
    * @param {Pyodide} python with the library in it
+   * @param {(reason: string) => void} ended
    */
-  constructor(python) {
+  constructor(python, ended) {
     this.#python = python;
+    this.#ended = ended;
     this.#compiling = python.pyimport("hybrid_tab.compiling");
     this.#running = python.pyimport("hybrid_tab.running");
     /** Python's version. @type {string} */
@@ -76,15 +81,18 @@ export class TabPython {
    * @param {Record<string, unknown>} [options.settings] for `loadPyodide`: where its files are
    * @param {Int32Array<SharedArrayBuffer> | null} [options.interrupt] through which another thread can stop a script
    *   that never waits: `interrupt[0] = 2`
+   * @param {(reason: string) => void} [options.ended] called when a script has brought Python itself to an end: what
+   *   runs never comes back, and nothing can be asked any more
    */
-  static async open({ loadPyodide, library, memory, settings = {}, interrupt = null }) {
+  static async open({ loadPyodide, library, memory, settings = {}, interrupt = null, ended = () => {} }) {
     const start = memory ? { _loadSnapshot: memory } : {};
     const python = await loadPyodide({ ...settings, ...start, packages: [], fullStdLib: false });
     // Files are no part of the memory.
     python.unpackArchive(await library, "zip", { extractDir: LIBRARY });
     if (!memory) python.runPython(`import sys; sys.path.insert(0, "${LIBRARY}")`);
     if (interrupt) python.setInterruptBuffer(interrupt);
-    return new TabPython(python);
+    python._api.on_fatal = (/** @type {any} */ error) => ended(String(error?.message ?? error));
+    return new TabPython(python, ended);
   }
 
   /**
@@ -142,8 +150,11 @@ export class TabPython {
     const host = new ScriptHost(options);
     this.#host = host;
     const python = this.#python;
+    const folder = `${FOLDERS}/${++this.#scripts}`;
     try {
       for (const stream of ["setStdout", "setStderr"]) python[stream]({ batched: print });
+      python.FS.mkdirTree(folder);
+      python.FS.chdir(folder);
       for (const [name, text] of Object.entries(texts)) python.FS.writeFile(name, text);
       const outcome = JSON.parse(await this.#running.run(source, host));
       if (!outcome.kind) return;
@@ -153,11 +164,14 @@ export class TabPython {
       }
       throw new ScriptError(outcome);
     } finally {
-      for (const stream of ["setStdout", "setStderr"]) python[stream]();
-      for (const name of Object.keys(texts)) {
-        if (python.FS.analyzePath(name).exists) python.FS.unlink(name);
-      }
       this.#host = null;
+      try {
+        for (const stream of ["setStdout", "setStderr"]) python[stream]();
+        python.FS.chdir("/");
+      } catch {
+        this.#ended("it closed what it prints to");
+      }
+      removeTree(python.FS, folder);
       await host.close();
     }
   }
@@ -167,6 +181,17 @@ export class TabPython {
     if (!this.#host) return;
     this.#host.stopping ??= reason;
     this.#running.stop();
+  }
+}
+
+/** As much of a folder as can be removed. @param {any} files Python's file system @param {string} path */
+function removeTree(files, path) {
+  try {
+    if (!files.isDir(files.lstat(path).mode)) return files.unlink(path);
+    for (const name of files.readdir(path)) if (name !== "." && name !== "..") removeTree(files, `${path}/${name}`);
+    files.rmdir(path);
+  } catch {
+    // the script has made something of it that cannot be removed, or has removed it
   }
 }
 

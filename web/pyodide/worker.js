@@ -15,6 +15,7 @@ let python = null;
 
 const STAGE = "loading Python";
 const PIECES = 3; // of which each tells when it is there
+const LINES_MS = 50; // lines that are printed meanwhile go to the page together
 
 /**
  * @param {Int32Array<SharedArrayBuffer> | null} interrupt
@@ -44,7 +45,12 @@ async function open(interrupt, progress) {
   // Not a literal: it is loaded as it lies, and not bundled.
   const { loadPyodide } = await import(new URL("pyodide.mjs", base).href);
   const settings = { indexURL: base.href };
-  python = await told(TabPython.open({ loadPyodide, library, memory, interrupt, settings }));
+  const ended = (/** @type {string} */ reason) => globalThis.postMessage({ ended: reason });
+  // Where a script has it exit, that is all that is heard of it.
+  globalThis.addEventListener("unhandledrejection", ({ reason }) => {
+    if (reason?.name === "ExitStatus" || reason?.name === "Exit") ended(reason.message);
+  });
+  python = await told(TabPython.open({ loadPyodide, library, memory, interrupt, settings, ended }));
   return python.version;
 }
 
@@ -57,13 +63,37 @@ async function answer({ id, ask, parameters }) {
   if (ask === "planFiles") return python.planFiles(parameters[0], parameters[1]);
   if (ask === "estimate") return python.estimate(parameters[0], parameters[1]);
   if (ask === "stop") return python.stop(parameters[0]);
-  return python.runScript(parameters[0], {
+  const lines = gathered((print) => globalThis.postMessage({ id, print }));
+  const listeners = {
     texts: parameters[1],
     openDevice: () => openDevice(),
-    print: (line) => globalThis.postMessage({ id, print: line }),
-    report: (values) => globalThis.postMessage({ id, report: values }),
+    print: lines.add,
+    report: (/** @type {any} */ values) => globalThis.postMessage({ id, report: values }),
     progress,
-  });
+  };
+  return python.runScript(parameters[0], listeners).finally(lines.send);
+}
+
+/** Lines, some together: a script prints many more than anybody can be told of one by one. @param {(lines: string[]) => void} tell */
+function gathered(tell) {
+  /** @type {string[]} */
+  let lines = [];
+  let sent = 0;
+  /** @type {ReturnType<typeof setTimeout> | undefined} */
+  let timer;
+  const send = () => {
+    clearTimeout(timer);
+    if (lines.length) tell(lines);
+    lines = [];
+    sent = performance.now();
+  };
+  const add = (/** @type {string} */ line) => {
+    lines.push(line);
+    // A script that never waits lets no timer run.
+    if (performance.now() - sent >= LINES_MS) send();
+    else if (lines.length === 1) timer = setTimeout(send, LINES_MS);
+  };
+  return { add, send };
 }
 
 globalThis.addEventListener("message", async ({ data }) => {

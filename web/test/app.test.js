@@ -6,8 +6,9 @@ import { gzipSync } from "node:zlib";
 import { keptPlanner, needs, serverPlanner } from "../app/compilers.js";
 import { checkShape, countParameters, customSize } from "../app/custom.js";
 import { ago, bytes, duration, parameters } from "../app/format.js";
-import { chosenSettings, desktopCommand } from "../app/job.js";
+import { checkBrought, chosenSettings, desktopCommand } from "../app/job.js";
 import { bestPlan, firstOf, lacks, planKey, sitePlanner } from "../app/planner.js";
+import { freeName, listRuns } from "../app/runs.js";
 import { bundleApp } from "../build.js";
 import { DEFAULT_LIMITS } from "../runtime/device.js";
 import { writeAll } from "../runtime/folders/folder.js";
@@ -46,6 +47,68 @@ const profile = (subgroup_size, more) => ({
   features: subgroup_size ? ["subgroups"] : [],
   subgroup_size,
   cpu: null,
+});
+
+describe("the runs of a browser", () => {
+  test("have names that every system can hold, whatever their text is called", async () => {
+    const runs = new MemoryDirectory("runs");
+    for (const [wish, name] of [
+      ["tiny-my tales", "tiny-my-tales"],
+      [`tiny-${"x".repeat(250)}`, `tiny-${"x".repeat(75)}`],
+      ["tiny-dots...", "tiny-dots"],
+      ["../../up", "up"],
+      ["☕", "run"],
+      ["con", "run"],
+      ["tiny-my tales", "tiny-my-tales-2"],
+    ]) {
+      const found = await freeName(runs, wish);
+      if (found !== "run") await runs.directory(found); // as if it was begun
+      assert.equal(found, name);
+    }
+  });
+
+  test("are listed although their tab was ended while it wrote their records", async () => {
+    const runs = new MemoryDirectory("runs");
+    const job = JSON.stringify({ steps: 10, parameters: 5 });
+    const facts = JSON.stringify({ step: 3, updatedAt: "2026-01-02T03:04:05.000Z" });
+    for (const [name, files] of /** @type {[string, Record<string, string>][]} */ ([
+      ["whole", { "job.json": job, "run.json": facts }],
+      ["half a record", { "job.json": job, "run.json": '{"st', "run.next.json": facts }],
+      ["no record", { "job.json": job, "run.json": "" }],
+      ["half a job", { "job.json": job.slice(0, 9), "run.json": facts }],
+      ["no job", { "job.json": "null", "run.json": "7" }],
+    ])) {
+      const folder = await runs.directory(name.replaceAll(" ", "-"));
+      for (const [file, text] of Object.entries(files)) await writeAll(folder, file, text);
+      await (await folder.directory("checkpoints")).directory("step-00000003");
+    }
+    const found = (await listRuns(runs)).map(({ name, step, steps, damaged }) => [name, step, steps, damaged]);
+    assert.deepEqual(found.sort(), [
+      ["half-a-job", 3, 0, true],
+      ["half-a-record", 3, 10, false],
+      ["no-job", 0, 0, true],
+      ["no-record", 0, 10, false],
+      ["whole", 3, 10, false],
+    ]);
+  });
+
+  test("are not begun from a checkpoint whose settings are no run's", () => {
+    const sections = { model: {}, checkpoint: {}, evaluation: {}, sampling: {}, backend: {} };
+    const brought = { ...config, ...sections, data: { split: {}, samples: {} } };
+    const files = { "tokenizer.json": "{}" };
+    checkBrought("a.hybrid", brought, files);
+    for (const [name, wrong] of Object.entries({
+      run: { run: undefined },
+      "run.name": { run: { name: 5 } },
+      data: { data: null },
+      "data.split": { data: { samples: {} } },
+      sampling: { sampling: [] },
+    })) {
+      const message = `a.hybrid: its settings have no ${name}: it is no run's`;
+      assert.throws(() => checkBrought("a.hybrid", { ...brought, ...wrong }, files), { message });
+    }
+    assert.throws(() => checkBrought("a.hybrid", brought, {}), /no tokenizer\.json/);
+  });
 });
 
 describe("the planner of a static export", () => {

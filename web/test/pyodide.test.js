@@ -149,6 +149,34 @@ describe("a script", { skip }, () => {
     await assert.rejects(run(source, { texts: { "../corpus.txt": "" } }), /the name '\.\.\/corpus\.txt' is refused/);
   });
 
+  test("may do to its folder what it likes, and its last line needs no end", async () => {
+    const texts = { "text.txt": "the text" };
+    const look = "print(open('text.txt').read(), end='')";
+    for (const source of [
+      "import os; os.remove('text.txt'); os.mkdir('text.txt'); open('text.txt/more', 'w').write('x')",
+      "import os; os.makedirs('/tmp/other'); os.chdir('/tmp/other')",
+      "import os; os.close(1)",
+    ]) {
+      await run(source, { texts });
+      assert.deepEqual(await run(look, { texts }), ["the text"], source);
+    }
+    assert.deepEqual(await run("import os; print(os.listdir())"), ["[]"]);
+  });
+
+  test("leaves Python as it was", async () => {
+    const model = "from hybrid.models.config import ModelConfig\nfrom hybrid.plan.compiler import PlanSettings\n";
+    const look = `${model}import hybrid_tab, json\nprint(json.loads(json.dumps([len("abc")])))`;
+    for (const source of [
+      "import builtins; builtins.print = builtins.len = builtins.compile = None",
+      "import json, asyncio; json.dumps = json.loads = asyncio.wait = None",
+      "import sys; sys.modules.clear(); sys.stdout = None",
+      "import hybrid.plan.compiler as compiler, hybrid_tab; compiler.PlanSettings = hybrid_tab.compile = None",
+    ]) {
+      await run(source);
+      assert.deepEqual(await run(look), ["[3]"], source);
+    }
+  });
+
   test("reports numbers to the page", async () => {
     /** @type {object[]} */
     const reports = [];

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import contextlib
 import inspect
 import json
+import os
+import sys
 import traceback
 from types import CodeType, TracebackType
 from typing import Any
 
-from hybrid.models import decoder
 from hybrid_tab.session import set_host
 
 NAME = "script.py"  # what a script is called in its tracebacks
+SHARED = ("hybrid", "hybrid_tab", "builtins", "asyncio", "json", "traceback", "inspect", "ast", "contextlib", "os")
 
 _running: list[asyncio.Task[Any]] = []
 
@@ -24,11 +27,11 @@ async def run(source: str, host: Any) -> str:
     `kind` is the error's class, or "Stopped" for a script that was stopped; `line` the last line of the script that was
     at work, or None.
 
-    The decoder's functions are its own again afterwards, whatever the script has put in their place, and tasks that it
-    left behind are cancelled.
+    Python is as it was afterwards, whatever the script has put in the place of what others use: Python's own functions,
+    those of this library, the streams, the imported modules. Tasks that it left behind are cancelled.
     """
     before = asyncio.all_tasks()
-    functions = dict(vars(decoder))
+    own = _state()
     set_host(host)
     outcomes: list[dict[str, Any]] = []
     task = asyncio.ensure_future(_execute(source, outcomes))
@@ -36,13 +39,31 @@ async def run(source: str, host: Any) -> str:
     try:
         # A task that is cancelled while it runs counts as cancelled even if it then comes to an end of its own.
         await asyncio.wait([task])
-        return json.dumps(outcomes[0] if outcomes else _outcome(asyncio.CancelledError(), source))
     finally:
+        for namespace, values in own:
+            namespace.update(values)
         _running.remove(task)
         set_host(None)
-        vars(decoder).update(functions)
+        _show_the_rest()
         for other in asyncio.all_tasks() - before - {task}:
             other.cancel()
+    return json.dumps(outcomes[0] if outcomes else _outcome(asyncio.CancelledError(), source))
+
+
+def _state() -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Names with what they mean now, which a script could change for those that come after it."""
+    shared = [vars(module) for name, module in sys.modules.items() if name.partition(".")[0] in SHARED]
+    shared += [sys.modules]
+    streams = {"stdout": sys.stdout, "stderr": sys.stderr}
+    return [*((names, dict(names)) for names in shared), (vars(sys), streams)]
+
+
+def _show_the_rest() -> None:
+    """What was printed without the end of a line."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+            os.fsync(stream.fileno())
 
 
 def stop() -> None:
@@ -73,7 +94,7 @@ def _outcome(error: BaseException, source: str) -> dict[str, Any]:
     kind = type(error).__name__
     if isinstance(error, KeyboardInterrupt | asyncio.CancelledError):
         kind = "Stopped"
-    message = error.msg if isinstance(error, SyntaxError) else str(error)
+    message = error.msg if isinstance(error, SyntaxError) else _message(error)
     return {
         "kind": kind,
         "message": message,
@@ -81,6 +102,13 @@ def _outcome(error: BaseException, source: str) -> dict[str, Any]:
         "text": lines[line - 1].strip() if line and line <= len(lines) else "",
         "traceback": _traceback(error),
     }
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # an error of the script's own making, which cannot even say what is wrong
+        return ""
 
 
 def _line(trace: TracebackType | None) -> int | None:

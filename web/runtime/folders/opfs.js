@@ -10,6 +10,9 @@ import { checkName, checkRange, nameProblem, notThere } from "./folder.js";
 
 /** @import { Directory, FileSink } from "./folder.js" */
 
+const NOWHERE =
+  "this browser has no private file system here: use a secure context (https or localhost) and no private window";
+
 /**
  * Of `FileSystemFileHandle`, in dedicated workers only.
  *
@@ -33,12 +36,14 @@ import { checkName, checkRange, nameProblem, notThere } from "./folder.js";
  */
 export async function openOpfs(path, storage = globalThis.navigator?.storage) {
   if (!storage?.getDirectory) {
-    throw new HybridError(
-      "this browser has no private file system here: use a secure context (https or localhost) and no private window",
-    );
+    throw new HybridError(NOWHERE);
   }
+  const root = await storage.getDirectory().catch((error) => {
+    if (error?.name === "SecurityError") throw new HybridError(NOWHERE, { cause: error }); // in private windows, say
+    throw translated("opfs", error);
+  });
   /** @type {OpfsDirectory} */
-  let folder = new OpfsDirectory(await attempt("opfs", () => storage.getDirectory()), "opfs");
+  let folder = new OpfsDirectory(root, "opfs");
   for (const name of path) folder = await folder.directory(name);
   return folder;
 }

@@ -49,7 +49,7 @@ export async function runScript(source, { seconds, stopAfter } = {}) {
   /** @type {Report[]} */
   const reported = [];
   const listeners = {
-    print: (/** @type {string} */ line) => printed.push(line),
+    print: (/** @type {string[]} */ lines) => printed.push(...lines),
     report: (/** @type {Report} */ values) => reported.push(values),
   };
   if (stopAfter !== undefined) setTimeout(() => worker.stop("enough"), stopAfter * 1000);
