@@ -86,6 +86,7 @@ SHARDED_STOPS = [
     ("writing", "full", 1, True),
     ("logging", "full", 0, True),
 ]
+KILLS = [("step", "none", 1), ("gathering", "full", 1), ("step", "none", 0), ("gathering", "full", 0)]
 SIZES = {"none": 2, "full": 2, "hybrid": 4}
 
 
@@ -99,7 +100,7 @@ def outcomes(folder: Path) -> dict[str, Any]:
     faults = [(p, r, "error", "none") for p, r, *_ in ERRORS] + [(p, r, k, "none") for p, r, k, _ in STOPS]
     faults += [(p, r, "error", layout) for p, layout, r, _ in SHARDED_ERRORS]
     faults += [(p, r, "signal", layout) for p, layout, r, _ in SHARDED_STOPS]
-    faults += [("compile", 1, "hang", "none"), ("step", 1, "kill", "none"), ("gathering", 1, "kill", "full")]
+    faults += [("compile", 1, "hang", "none"), *((p, r, "kill", layout) for p, layout, r in KILLS)]
     jobs = [
         job("faulty", SIZES[layout], name(p, r, k, layout), phase=p, rank=r, kind=k, sharding=layout)
         for p, r, k, layout in faults
@@ -174,15 +175,20 @@ def expect_saved(folder: Path, run: str, saves: bool) -> None:
         assert finding.resolve(folder / run).step == step
 
 
-@pytest.mark.parametrize(("phase", "layout", "begins"), [("step", "none", "step 3"), ("gathering", "full", "step 2")])
-def test_a_rank_that_is_killed_ends_the_others(
-    folder: Path, outcomes: dict[str, Any], phase: str, layout: str, begins: str
+@pytest.mark.parametrize(("phase", "layout", "rank"), KILLS)
+def test_a_rank_that_is_killed_ends_the_others_and_one_of_them_says_so(
+    folder: Path, outcomes: dict[str, Any], phase: str, layout: str, rank: int
 ) -> None:
-    run = name(phase, 1, "kill", layout)
+    """In run.json, too, where rank 0 is the one that was killed."""
+    run, left = name(phase, rank, "kill", layout), 1 - rank
     outcome = outcomes[run]
-    assert outcome["codes"] == [EXIT_FAILED, -signal.SIGKILL] and outcome["after"] < SECONDS
-    assert f"rank 0 failed in {begins}" in outcome["errors"][0]
-    assert run_file(folder, run)["status"] == "failed"
+    assert outcome["codes"][rank] == -signal.SIGKILL and outcome["codes"][left] == EXIT_FAILED
+    assert outcome["after"] < SECONDS
+    said = outcome["errors"][left].strip().removeprefix("hybrid: ")
+    broken = f"rank {left} failed in step {2 if phase == 'gathering' else 3}"
+    gone = "the process that holds the store of all ranks has ended without a word"  # it is rank 0 here
+    assert said.startswith(broken) or (rank == 0 and said == gone)
+    assert (run_file(folder, run)["status"], run_file(folder, run)["message"]) == ("failed", said)
 
 
 def test_a_stop_does_not_wait_for_a_compiler(folder: Path, outcomes: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ Only rank 0 reads settings and data, writes the run folder and shows anything. A
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +15,9 @@ from hybrid.backends.protocol import TrainingSession
 from hybrid.config.resolve import model_config
 from hybrid.config.tree import RunConfig
 from hybrid.contracts.javascript import iso_time
-from hybrid.errors import ConfigError
+from hybrid.errors import ConfigError, HybridError
 from hybrid.training.dry_run import dry_run
+from hybrid.training.lock import locked
 from hybrid.training.outcome import Outcome, status_of
 from hybrid.training.run_files import RunFile, read_run_file
 from hybrid.training.runner import train
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from hybrid.backends.torch.ranks import RankFailed
 
 Facts = dict[str, Any]
+PLACE = "hybrid/place"
 
 
 def train_on_ranks(make_request: Callable[[], Request], services: Services) -> Outcome:
@@ -33,38 +36,45 @@ def train_on_ranks(make_request: Callable[[], Request], services: Services) -> O
 
     make_request: what the user asked for; called on rank 0, once all processes have found each other.
     """
-    facts = _on_ranks(make_request, services, lambda request, own: train(request, own).facts())
+    facts = _on_ranks(make_request, services, lambda request, own: train(request, own).facts(), writes=True)
     return Outcome(facts["status"], facts["step"], facts["steps"], facts["message"], Path(facts["runDir"]))
 
 
 def dry_run_on_ranks(make_request: Callable[[], Request], services: Services) -> Facts:
     """`dry_run.dry_run` over all processes: each of them sets its session up. The report, on every rank."""
-    return _on_ranks(make_request, services, dry_run)
+    return _on_ranks(make_request, services, dry_run, writes=False)
 
 
 def _on_ranks(
-    make_request: Callable[[], Request], services: Services, work: Callable[[Request, Services], Facts]
+    make_request: Callable[[], Request], services: Services, work: Callable[[Request, Services], Facts], writes: bool
 ) -> Facts:
-    """What `work` gives on rank 0, with sessions over all ranks, on every rank."""
+    """What `work` gives on rank 0, with sessions over all ranks, on every rank. writes: whether it keeps a run.json."""
     from hybrid.backends.torch.leading import LeadingSession, Orders, follow
-    from hybrid.backends.torch.ranks import Ranks
+    from hybrid.backends.torch.ranks import RankFailed, Ranks
 
     stop = services.stop
-    known: list[Request] = []
+    known: list[Path] = []  # where the run.json is
 
-    def record(error: RankFailed) -> None:
-        """Rank 0 hangs in something that another rank does not answer, and is ended there."""
-        for request in known:
-            facts = read_run_file(request.run_dir)
-            if facts is None or facts.get("status") == "running":
-                RunFile(request.run_dir, facts).update(
-                    status=status_of(error), message=str(error), updatedAt=iso_time(services.now() * 1000) or ""
-                )
+    def lost(error: RankFailed) -> None:
+        """This process hangs in something that another rank does not answer, and is ended there."""
+        for run_dir in known:
+            if ranks.rank == 0:
+                _record(run_dir, error, services)
+            else:
+                _record_for_the_first(run_dir, error, services)
 
-    with Ranks(stop_requested=lambda: stop.reason, on_stop=stop.request, on_lost=record) as ranks:
-        if ranks.rank > 0:
-            told: Facts = follow(ranks)
-            return told
+    ranks = Ranks(stop_requested=lambda: stop.reason, on_stop=stop.request, on_lost=lost)
+    if ranks.rank > 0:
+        try:
+            with ranks:
+                known.extend(Path(place) for place in ranks.hear(PLACE))
+                told: Facts = follow(ranks)
+                return told
+        except RankFailed as error:
+            for run_dir in known:
+                _record_for_the_first(run_dir, error, services)
+            raise
+    with ranks:
         request = make_request()
         if request.config.backend.name != "torch":
             raise ConfigError(
@@ -72,7 +82,8 @@ def _on_ranks(
                 "trains in more than one"
             )
         stop.limit(request.config.run.max_hours)
-        known.append(request)
+        known.extend([request.run_dir] if writes else [])
+        ranks.tell(PLACE, [str(place.resolve()) for place in known])
         orders = Orders(ranks)
 
         def make(config: RunConfig, note: Any, progress: Any) -> TrainingSession:
@@ -82,3 +93,19 @@ def _on_ranks(
         facts = work(request, replace(services, make_session=make, processes=ranks.size))
         orders.give("end", facts)
         return facts
+
+
+def _record(run_dir: Path, error: RankFailed, services: Services) -> None:
+    facts = read_run_file(run_dir)
+    if facts is None or facts.get("status") == "running":
+        RunFile(run_dir, facts).update(
+            status=status_of(error), message=str(error), updatedAt=iso_time(services.now() * 1000) or ""
+        )
+
+
+def _record_for_the_first(run_dir: Path, error: RankFailed, services: Services) -> None:
+    """The same on another rank. Rank 0 has the folder's lock until it has written how the run ended; where the lock is
+    free, and the run is said to be running, rank 0 was killed."""
+    with contextlib.suppress(HybridError, OSError), locked(run_dir, patience=0.0):
+        if read_run_file(run_dir) is not None:
+            _record(run_dir, error, services)

@@ -5,17 +5,20 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from hybrid.checkpoint.finding import resolve
 from hybrid.checkpoint.loading import read_manifest
 from hybrid.errors import ConfigError, HybridError
+from hybrid.training.lock import is_abandoned
 
 RUN_FILE = "run.json"
 FORMAT = "hybrid.run"
 VERSION = 1
 RUNS = Path("runs")
+INTERRUPTED = "interrupted"
 
 Facts = dict[str, Any]
 
@@ -63,6 +66,16 @@ def read_run_file(run_dir: Path) -> Facts | None:
     for key in ("config", "resumedFrom", "branchedFrom"):
         if not isinstance(facts.get(key) or {}, dict):
             raise ConfigError(f"{path}: {key} is {facts[key]!r:.80}, expected an object; restore the file")
+    return facts
+
+
+def as_it_stands(run_dir: Path, facts: Facts, read: Callable[[], Facts]) -> Facts:
+    """`facts` of run.json, but with status INTERRUPTED where it says `running` and no process does: whoever is killed
+    writes nothing. read: gives them again, for the run may come to its end in the meantime."""
+    if facts.get("status") == "running" and is_abandoned(run_dir):
+        facts = read()
+        if facts.get("status") == "running":
+            return {**facts, "status": INTERRUPTED, "message": "the process that trained here has ended without a word"}
     return facts
 
 

@@ -72,6 +72,8 @@ def _train(request: Request, services: Services, loop: Loop) -> Outcome:
     existing = read_run_file(request.run_dir)
     record = RunFile(request.run_dir, existing)
     begun = False
+    if existing is not None and existing.get("status") == "running":  # and the lock was free
+        services.note("the process that trained here last ended without a word; going on from what it saved")
     try:
         check_profile(request.profile, request.config)
         prepared, store = prepare_run(request, services)

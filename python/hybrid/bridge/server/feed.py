@@ -17,6 +17,7 @@ from typing import Any
 
 from hybrid.bridge.server.rows import LINE_BYTES, opened, parse_row
 from hybrid.bridge.server.runs import described
+from hybrid.training.lock import is_abandoned
 from hybrid.training.metrics_log import METRICS, VALIDATION
 from hybrid.training.run_files import RUN_FILE
 
@@ -102,7 +103,7 @@ def end_of(run_dir: Path) -> Cursor:
 
 def signature(run_dir: Path) -> tuple[Any, ...]:
     """Something that is another one whenever there may be news."""
-    return tuple(_facts(run_dir / name) for name in ("", RUN_FILE, *FILES.values()))
+    return (is_abandoned(run_dir), *(_facts(run_dir / name) for name in ("", RUN_FILE, *FILES.values())))
 
 
 def read_news(run_dir: Path, at: Cursor) -> News:

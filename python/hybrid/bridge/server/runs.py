@@ -13,7 +13,7 @@ from hybrid.bridge.server.rows import last_row
 from hybrid.checkpoint.finding import CHECKPOINTS_FOLDER, CheckpointStatus, scan
 from hybrid.errors import ConfigError, HybridError
 from hybrid.training.metrics_log import METRICS, VALIDATION
-from hybrid.training.run_files import RUN_FILE, read_run_file
+from hybrid.training.run_files import RUN_FILE, as_it_stands, read_run_file
 
 NAME = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$"
 SHOWN = {
@@ -76,8 +76,10 @@ def summary(run_dir: Path) -> Facts:
 
 
 def described(run_dir: Path) -> Facts:
-    """What run.json says of a run. `problem` says what is wrong with the file, if anything is."""
+    """What run.json says of a run, and whether it still holds. `problem` says what is wrong with the file, if anything
+    is."""
     facts, problem = run_facts(run_dir)
+    facts = as_it_stands(run_dir, facts, lambda: run_facts(run_dir)[0])
     backend = facts.get("backend")
     return {
         "name": run_dir.name,

@@ -1,0 +1,102 @@
+"""A run whose process was killed is not said to be running."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from hybrid.bridge.server.feed import signature
+from hybrid.bridge.server.runs import described
+from hybrid.errors import ConfigError
+from hybrid.training.lock import FILE, is_abandoned, locked
+from hybrid.training.run_files import read_run_file
+from hybrid.training.runner import train
+from hybrid.training.start import Request, Services
+from training.micro import micro_config, run
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs kill -9")
+
+SETTINGS = ("checkpoint.every=1", "checkpoint.keepLast=2")
+
+
+def _train(folder: Path) -> None:
+    train(Request(micro_config(folder, "run.steps=100000", *SETTINGS), folder / "run"), Services())
+
+
+def test_a_killed_run_is_shown_as_interrupted_until_it_goes_on(tmp_path: Path) -> None:
+    micro_config(tmp_path)
+    process = multiprocessing.get_context("fork").Process(target=_train, args=(tmp_path,))
+    process.start()
+    place = tmp_path / "run"
+    until = time.monotonic() + 60
+    while not (place / "checkpoints" / "step-00000002").exists():
+        assert process.is_alive() and time.monotonic() < until
+        time.sleep(0.02)
+    assert described(place)["status"] == "running"
+    os.kill(process.pid or 0, signal.SIGSTOP)  # between the two questions nothing but the end happens
+    before = signature(place)
+    os.kill(process.pid or 0, signal.SIGKILL)
+    process.join()
+    facts = read_run_file(place)
+    assert facts is not None and facts["status"] == "running"
+    shown = described(place)
+    assert (shown["status"], shown["problem"]) == ("interrupted", None)
+    assert shown["message"] == "the process that trained here has ended without a word"
+    assert signature(place) != before  # so whoever watches is told
+    (place / FILE).write_text("another machine")
+    assert described(place)["status"] == "running", "its locks may not be seen here"
+    step = described(place)["step"]
+    outcome = run(tmp_path, f"run.steps={step + 5}", *SETTINGS, run="run")
+    assert outcome.status == "finished" and described(place)["status"] == "finished"
+
+
+def test_who_looks_does_not_keep_a_run_from_starting(tmp_path: Path) -> None:
+    with locked(tmp_path):
+        pass
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.is_set():
+            is_abandoned(tmp_path)
+
+    looking = [threading.Thread(target=look) for _ in range(2)]
+    for thread in looking:
+        thread.start()
+    try:
+        for _ in range(50):
+            with locked(tmp_path, patience=10.0):
+                assert not is_abandoned(tmp_path)
+                with (
+                    pytest.raises(ConfigError, match="another process is training in this folder"),
+                    locked(tmp_path, 0.0),
+                ):
+                    pass
+    finally:
+        over.set()
+        for thread in looking:
+            thread.join()
+    assert is_abandoned(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["missing", "folder", "pipe", "link", "empty"])
+def test_a_lock_file_that_is_none_says_nothing(tmp_path: Path, kind: str) -> None:
+    file = tmp_path / "run" / FILE
+    file.parent.mkdir()
+    if kind == "folder":
+        file.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(file)
+    elif kind == "empty":
+        file.touch()
+    elif kind == "link":
+        with locked(tmp_path):
+            pass
+        file.symlink_to(tmp_path / FILE)
+    assert not is_abandoned(file.parent)
