@@ -8,10 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from hybrid.backends.protocol import GenerateOptions
+from hybrid.backends.torch import sharding
 from hybrid.backends.torch.session import TorchSession
 from hybrid.backends.torch.sharding import Layout, Machines, choose_layout
+from hybrid.config.size import MOST_DEVICE_BYTES
 from hybrid.errors import ConfigError
 from hybrid.models.initial_numpy import initial_rows
 from hybrid.models.parameters import count_parameters, parameter_specs
@@ -211,6 +214,13 @@ def test_auto_shards_within_a_node_where_there_are_several_and_else_over_all() -
     assert (small.name, small.shards) == ("full", 8)
     assert chosen(1.5, node=0).name == "full"  # nodes differ
     assert "do not fit" in hybrid.reason and "do not fit" in small.reason
+
+
+def test_the_ranks_of_a_node_share_what_its_control_groups_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sharding, "machine_memory", lambda: 12)
+    assert sharding._memory(torch.device("cpu"), 4) == 3
+    monkeypatch.setattr(sharding, "machine_memory", lambda: None)
+    assert sharding._memory(torch.device("cpu"), 2) == MOST_DEVICE_BYTES // 2  # the system does not tell
 
 
 def test_whole_gradients_wait_for_the_last_microbatch_only_where_they_fit() -> None:

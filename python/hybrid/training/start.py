@@ -16,6 +16,7 @@ from hybrid.checkpoint.manifest import Fingerprints, Hashes
 from hybrid.checkpoint.store import CheckpointStore
 from hybrid.config.contract import contract
 from hybrid.config.loading import to_settings
+from hybrid.config.machine import machine_memory
 from hybrid.config.resolve import check, model_config, resolve, run_length, scheduled_steps
 from hybrid.config.size import check_size
 from hybrid.config.tree import CheckpointSection, RunConfig
@@ -26,7 +27,6 @@ from hybrid.data.prepare import PreparedData, prepare
 from hybrid.errors import ConfigError, LimitExceeded
 from hybrid.models.config import ModelConfig
 from hybrid.models.parameters import count_parameters
-from hybrid.training.machine import machine_memory
 from hybrid.training.resume import Start, agree, find_start
 from hybrid.training.sessions import choose_backend, make_session
 from hybrid.training.signals import StopFlag

@@ -24,7 +24,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hybrid.backends.torch.modules import Leaf, Root
 from hybrid.backends.torch.ranks import Ranks
-from hybrid.config.size import STATE_BYTES, kept_a_row
+from hybrid.config.machine import machine_memory
+from hybrid.config.size import MOST_DEVICE_BYTES, STATE_BYTES, kept_a_row
 from hybrid.contracts.names import unknown_name
 from hybrid.errors import ConfigError
 from hybrid.models.config import ModelConfig
@@ -97,7 +98,7 @@ def _memory(device: torch.device, processes: int) -> int:
     """Bytes for one rank; the ranks of a node share what is not a GPU's."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // processes
+    return (machine_memory() or MOST_DEVICE_BYTES) // processes
 
 
 def choose_layout(wanted: str, machines: Machines, model: ModelConfig, activations: int) -> Layout:

@@ -118,9 +118,9 @@ def open_session(arguments: argparse.Namespace, **options: Any) -> Any:
     """A WebGPU session for the model of the given settings, without data: ids are random."""
     from hybrid.backends.webgpu.session import WebGPUSession
     from hybrid.config.loading import load_config, to_settings
+    from hybrid.config.machine import machine_memory
     from hybrid.config.resolve import model_config, optimizer_settings, resolve
     from hybrid.config.size import check_size
-    from hybrid.training.machine import machine_memory
 
     config = load_config(
         arguments.config, arguments.preset, tuple(arguments.assignments), flags(arguments, adapter="backend.adapter")
