@@ -249,7 +249,7 @@ def test_a_run_on_the_text_of_the_page_needs_nothing_else(
         other.finish()
 
 
-def test_what_goes_wrong_is_said_in_a_sentence(chromium: Chromium, site: StaticServer) -> None:
+def test_what_goes_wrong_is_said_in_a_sentence(chromium: Chromium, site: StaticServer, tmp_path: Path) -> None:
     with App(chromium, site) as app:
         app.ready()
         app.drop("broken.hybrid", b"this is no archive at all, and never was one")
@@ -264,6 +264,17 @@ def test_what_goes_wrong_is_said_in_a_sentence(chromium: Chromium, site: StaticS
         app.do(lambda page: page.get_by_text("Small stories").click())
         app.begin(10)
         assert app.finish() == "Finished at step 10."
+        app.do(lambda page: page.context.set_offline(True))
+        app.press("Train longer")
+        assert "cannot be reached: see that the connection is there" in app.wait("#alert-text")
+        app.press("Dismiss")
+        app.press("New run")
+        text = tmp_path / "text.txt"
+        text.write_bytes(b"soon gone " * 100)
+        app.do(lambda page: page.locator("#files").set_input_files(str(text)))
+        text.unlink()
+        app.press("Train")
+        assert "cannot be read any more" in app.wait("#alert-text")
 
 
 def test_records_that_were_cut_lose_no_run(chromium: Chromium, site: StaticServer) -> None:

@@ -12,7 +12,7 @@ import { buildStore } from "../runtime/data/build.js";
 import { describeSource, textDocuments } from "../runtime/data/corpus.js";
 import { prepareData } from "../runtime/data/prepare.js";
 import { openDevice } from "../runtime/device.js";
-import { ConfigError, ContractMismatch, DataContractError, StopRequested } from "../runtime/errors.js";
+import { ConfigError, ContractMismatch, DataContractError, HybridError, StopRequested } from "../runtime/errors.js";
 import { ZipFolder } from "../runtime/folders/zip.js";
 import { loadPlan } from "../runtime/plan.js";
 import { metricsInterval } from "../runtime/runner/job.js";
@@ -87,6 +87,26 @@ function sizeOf(here, wanted) {
   const known = here.sizes.find(({ name }) => name === wanted);
   if (!known) throw new ConfigError(`there is no model called ${wanted} on this page`);
   return known;
+}
+
+/** What a browser says in words of its own, in ours. @param {unknown} error */
+function inWords(error) {
+  if (error instanceof HybridError || !(error instanceof Error)) return error;
+  if (["NotReadableError", "NotFoundError"].includes(error.name)) {
+    return new DataContractError(
+      "a chosen file cannot be read any more: it was changed, moved or removed since, or it is a folder; choose it again",
+      { cause: error },
+    );
+  }
+  if (error instanceof TypeError && /fetch|network|load failed/i.test(error.message)) {
+    return new HybridError(
+      "the server of this page cannot be reached: see that the connection is there, and try again",
+      {
+        cause: error,
+      },
+    );
+  }
+  return error;
 }
 
 // Texts
@@ -298,7 +318,7 @@ async function measure({ key, size, precision }) {
     const here = await theSite();
     tell("needs", { key, needs: await planning.needs(here, sizeOf(here, size), precision) });
   } catch (error) {
-    tell("needs-problem", { key, ...errorFacts(error) });
+    tell("needs-problem", { key, ...errorFacts(inWords(error)) });
   }
 }
 
@@ -319,7 +339,7 @@ async function runScript({ source, texts }) {
     tell("script-end", {});
   } catch (error) {
     const { line = null, traceback = "" } = /** @type {import("../pyodide/client.js").FromScript} */ (error);
-    tell("script-end", { ...errorFacts(error), line, traceback });
+    tell("script-end", { ...errorFacts(inWords(error)), line, traceback });
   } finally {
     scripting = null;
   }
@@ -365,5 +385,5 @@ async function answer(request) {
 
 globalThis.addEventListener("message", ({ data }) => {
   const request = /** @type {ToWorker} */ (data);
-  answer(request).catch((error) => tell("error", { ...errorFacts(error), ask: request.ask }));
+  answer(request).catch((error) => tell("error", { ...errorFacts(inWords(error)), ask: request.ask }));
 });

@@ -68,7 +68,9 @@ export async function readSite(base) {
     site = JSON.parse(new TextDecoder().decode(await fetchFiles(base)("site.json")));
   } catch (error) {
     const { message } = /** @type {Error} */ (error);
-    throw new ConfigError(`the list of models of this page cannot be read (${message}); load the page again`);
+    throw new ConfigError(
+      `the list of models of this page cannot be read (${message}); see that the connection is there, and load the page again`,
+    );
   }
   if (site?.format !== "hybrid.site" || site.version !== 2) {
     throw new ConfigError(`site.json has the format ${repr(site?.format)}, version ${repr(site?.version)}`);
