@@ -126,7 +126,9 @@ def test_checkpoints_are_shown_verified_listed_and_compared(trained: Path, capsy
         and "progress.step" in difference
         and "model.safetensors" in difference
     )
-    assert document(capsys, "checkpoint", "diff", five, ten)["same_state"] is False
+    differ = document(capsys, "checkpoint", "diff", five, ten)
+    assert differ["same_state"] is False
+    assert f"  model.safetensors: {len(differ['tensors']['model.safetensors'])} differ, by " in difference
     assert main(["checkpoint", "verify", str(folder / "nowhere")]) == 1
     assert output(capsys, "checkpoint", "list", str(trained)) == f"{trained}: no checkpoints\n"
 

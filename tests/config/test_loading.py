@@ -105,6 +105,7 @@ def test_an_unknown_key_names_itself_its_value_its_origin_and_the_nearest_key() 
         ("data.source=3", "expected a string or a list"),
         ("model.schedule=[0, -1]", "model.schedule"),
         ("model.norm=rmsnorm", "expected 'rms_norm' or 'layer_norm'; did you mean 'rms_norm'?"),
+        ("backend.name=cuda", "; for that, backend.name = 'torch' and backend.device = 'cuda'"),
         ("sampling.prompt=a\udcff", "sampling.prompt = "),
         ("data.source=a\udcff", "expected a text of whole characters, in UTF-8"),
         ("data.field=a\udcff", "expected a text of whole characters, in UTF-8"),

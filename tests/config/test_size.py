@@ -93,3 +93,9 @@ def test_the_size_is_never_above_what_is_really_needed(preset: str, recompute: s
 
 def test_the_most_layers_are_a_number_that_compiles() -> None:
     assert len(config(f"model.layers={MOST_LAYERS}").model.schedule or range(MOST_LAYERS)) == MOST_LAYERS
+
+
+def test_two_sizes_that_are_compared_never_read_the_same() -> None:
+    sizes = ("data.batchSize=42949673", "data.microbatchSize=1", "data.sequenceLength=50", "data.prefetch=1")
+    with pytest.raises(LimitExceeded, match=r"take 64 bytes more than 64\.0 GiB of memory"):
+        check_size(config(*sizes), "webgpu", 64 * GIB)

@@ -8,10 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from hybrid.backends.protocol import TrainingSession
 from hybrid.checkpoint.diff import show
 from hybrid.checkpoint.filesystem import OsFilesystem
 from hybrid.data.prepare import prepare
-from hybrid.errors import CheckpointCorrupt, CheckpointNotFound, ConfigError, ContractMismatch
+from hybrid.errors import (
+    CheckpointCorrupt,
+    CheckpointNotFound,
+    ConfigError,
+    ContractMismatch,
+    LimitExceeded,
+    MissingDependency,
+)
 from hybrid.training.lock import locked
 from hybrid.training.metrics_log import read_rows
 from hybrid.training.view import Facts
@@ -117,6 +125,34 @@ def test_a_finished_run_says_so_and_a_larger_number_of_steps_goes_on(tmp_path: P
     assert run_file(tmp_path) == before and len(entries(tmp_path)) == 5, "no step past the end, nothing changed"
     assert run(tmp_path, "run.steps=4").message.startswith(str(tmp_path)), "nor with fewer steps"
     assert run(tmp_path, "run.steps=7").step == 7 and len(entries(tmp_path)) == 7
+
+
+def test_a_longer_run_that_never_begins_leaves_the_record_of_the_finished_one(tmp_path: Path) -> None:
+    run(tmp_path, "run.steps=5")
+    before = run_file(tmp_path)
+
+    def no_device(*arguments: object) -> TrainingSession:
+        raise LimitExceeded("no memory left")
+
+    with pytest.raises(LimitExceeded):
+        run(tmp_path, "run.steps=7", session=no_device)
+    assert run_file(tmp_path) == before
+    with pytest.raises(LimitExceeded):
+        run(tmp_path, "run.steps=7", run="other", session=no_device)
+    assert run_file(tmp_path, "other")["status"] == "failed", "where there was none, it says what became of it"
+
+
+def test_what_is_not_installed_is_said_before_the_data_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hybrid.training.sessions.find_spec", lambda name: None)
+    for setting, package in (
+        ("backend.name=torch", "torch"),
+        ("telemetry.tensorboard=true", "tensorboard"),
+        ("telemetry.wandb=true", "wandb"),
+    ):
+        view = Recorder()
+        with pytest.raises(MissingDependency, match=rf"hybrid\[{package}\]"):
+            run(tmp_path, setting, run=package, view=view)
+        assert not view.of("phase")
 
 
 def test_rows_after_the_checkpoint_are_cut_and_kept(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import { describe, test } from "node:test";
 
 import { validateEntry } from "../runtime/contracts/metrics.js";
 import { NoAdapter } from "../runtime/device.js";
+import { LimitExceeded } from "../runtime/errors.js";
 import { MemoryDirectory } from "../runtime/folders/memory.js";
 import { microRun, of, recordOf, rowsOf, saved } from "./support/micro.js";
 
@@ -199,6 +200,16 @@ describe("going on", () => {
     assert.deepEqual(await recordOf(folder), before);
     assert.deepEqual(again.calls, []);
     assert.equal((await microRun({ folder, config: { run: { steps: 7 } } })).outcome?.step, 7);
+  });
+
+  test("a longer run that never begins leaves the record of the finished one", async () => {
+    const folder = new MemoryDirectory("run");
+    await microRun({ folder, config: { run: { steps: 5 } } });
+    const before = await recordOf(folder);
+    const open = () => Promise.reject(new LimitExceeded("no memory left"));
+    const again = await microRun({ folder, config: { run: { steps: 7 } }, session: { open } });
+    assert.equal(again.error?.name, "LimitExceeded");
+    assert.deepEqual(await recordOf(folder), before);
   });
 
   test("another contract is refused with a table, and the record stays", async () => {

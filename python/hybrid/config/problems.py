@@ -111,6 +111,8 @@ def _describe(path: Path, problems: list[dict[str, Any]], origins: Mapping[Path,
         allowed = problems[0]["ctx"]["expected"].replace(" or ", ", ").replace("'", "").split(", ")
         near = nearest(value, allowed)
         line += f"; did you mean {near!r}?" if near else ""
+        instead = _MEANT.get(name, {}).get(value.lower())
+        line += f"; for that, {instead}" if instead else ""
     return line
 
 
@@ -142,6 +144,16 @@ def _hint(path: Path) -> str:
     place = ".".join(path[:-1]) or "the top level"
     return f"known keys of {place}: {', '.join(siblings)}"
 
+
+_MEANT = {
+    "backend.name": {
+        "cuda": "backend.name = 'torch' and backend.device = 'cuda'",
+        "cpu": "backend.name = 'torch' and backend.device = 'cpu', or 'reference'",
+        "gpu": "backend.name = 'webgpu'",
+        "wgpu": "backend.name = 'webgpu'",
+        "numpy": "backend.name = 'reference'",
+    },
+}
 
 _EXPECTED = {
     "model_type": "a table of settings",

@@ -80,16 +80,19 @@ def check_size(
     if size.batches > room:
         raise LimitExceeded(
             f"data.batchSize = {config.data.batch_size} samples of data.sequenceLength = {config.data.sequence_length} "
-            f"tokens, with data.prefetch = {config.data.prefetch}, take {_text(size.batches)} of memory before they "
-            f"are on any device; {here or 'expected at most ' + _text(room)}: use smaller batches"
+            f"tokens, with data.prefetch = {config.data.prefetch}, take {_more_than(room, size.batches)} of memory "
+            f"before they are on any device; {here or 'expected at most ' + _text(room)}: use smaller batches"
         )
     on_host = size.device + size.scores if backend == "reference" else size.saved // processes
     if memory is not None and on_host > memory:
         what = "training on the CPU takes" if backend == "reference" else "a save of weights and moments takes"
-        raise LimitExceeded(f"{_largest(config, size, backend)}: {what} at least {_text(on_host)}, and {here}")
+        raise LimitExceeded(
+            f"{_largest(config, size, backend)}: {what} at least {_more_than(memory, on_host)}, and {here}"
+        )
     if size.state // processes + size.activations > MOST_DEVICE_BYTES:
         raise LimitExceeded(
-            f"{_largest(config, size, backend)}: training takes at least {_text(size.device)} of device memory; "
+            f"{_largest(config, size, backend)}: training takes at least "
+            f"{_more_than(MOST_DEVICE_BYTES, size.device)} of device memory; "
             f"expected at most {_text(MOST_DEVICE_BYTES)}"
         )
 
@@ -116,6 +119,11 @@ def _largest(config: RunConfig, size: Size, backend: str) -> str:
     }  # fmt: skip
     shape = ", ".join(f"model.{name} = {value}" for name, value in names.items() if value is not None)
     return f"{shape} make {size.parameters:,} parameters (use fewer layers, smaller widths or a smaller vocabulary)"
+
+
+def _more_than(most: int, count: int) -> str:
+    """The larger of two counts, told so that they differ."""
+    return _text(count) if _text(count) != _text(most) else f"{count - most:,} bytes more than {_text(most)}"
 
 
 def _text(count: int) -> str:

@@ -82,8 +82,9 @@ def _train(request: Request, services: Services, loop: Loop) -> Outcome:
             return already_finished(request.run_dir, prepared.start.step, prepared.steps)
         return loop(request, services, prepared, store, record)
     except BaseException as error:
-        # A refusal before the first step leaves the record of an earlier run as it is.
-        if begun or existing is None:
+        # A refusal before the first step leaves the record of an earlier run as it is; so does a longer run that never
+        # began, of one that is finished.
+        if existing is None or (begun and record.facts.get("status") != "finished"):
             message = str(error) or type(error).__name__
             facts = {"status": status_of(error), "message": message, "updatedAt": _time(services)}
             _close(partial(record.update, **facts), error)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 from hybrid.backends.protocol import TrainingSession
 from hybrid.config.loading import to_settings
 from hybrid.config.resolve import model_config, optimizer_settings
 from hybrid.config.tree import RunConfig
+from hybrid.errors import MissingDependency
 
 Progress = Callable[[str, int, int], None]  # what, done, total
 Note = Callable[[str], None]
@@ -27,6 +29,29 @@ def choose_backend(config: RunConfig, note: Note = lambda text: None) -> str:
         note(f"training on the CPU with the reference backend, because there is no WebGPU adapter: {error}")
         return "reference"
     return "webgpu"
+
+
+def check_backend(config: RunConfig) -> None:
+    """What a run needs of this machine and can be told before its data is read: the packages, and a GPU that is named.
+
+    Errors: MissingDependency, NoAdapter.
+    """
+    needed = {
+        "torch": config.backend.name == "torch",
+        "tensorboard": config.telemetry.tensorboard,
+        "wandb": config.telemetry.wandb,
+    }
+    for package, is_needed in needed.items():
+        if is_needed and find_spec(package) is None:
+            raise MissingDependency(package, package)
+    if config.backend.adapter is not None and config.backend.name in ("auto", "webgpu"):
+        from hybrid.backends.webgpu.device import NoAdapter, choose_adapter, list_adapters
+
+        try:
+            choose_adapter(list_adapters(), config.backend.adapter)
+        except NoAdapter:
+            if config.backend.name == "webgpu":  # `auto` goes on without one
+                raise
 
 
 def make_session(

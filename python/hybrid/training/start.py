@@ -28,7 +28,7 @@ from hybrid.errors import ConfigError, LimitExceeded
 from hybrid.models.config import ModelConfig
 from hybrid.models.parameters import count_parameters
 from hybrid.training.resume import Start, agree, find_start
-from hybrid.training.sessions import choose_backend, make_session
+from hybrid.training.sessions import check_backend, choose_backend, make_session
 from hybrid.training.signals import StopFlag
 from hybrid.training.view import QuietView, View, WatchedView
 
@@ -128,10 +128,11 @@ def prepare_run(request: Request, services: Services) -> tuple[Prepared, Checkpo
     """Everything but the session. Changes nothing in the run folder.
 
     Errors: ConfigError, DataContractError, CheckpointNotFound, CheckpointCorrupt, ContractMismatch (with the
-    differences), LimitExceeded, StopRequested.
+    differences), LimitExceeded, MissingDependency, NoAdapter, StopRequested.
     """
     check(request.config)
     _check_retention(request.config.checkpoint)
+    check_backend(request.config)
     check_size(request.config, request.config.backend.name, machine_memory(), processes=services.processes)
     store = CheckpointStore(
         request.run_dir,

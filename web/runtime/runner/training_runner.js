@@ -101,8 +101,9 @@ export class TrainingRunner {
       place.event("end", { ...outcome });
       return outcome;
     } catch (error) {
-      // A refusal before the first step leaves the record of an earlier run as it is.
-      if (trainer || place.facts === null) {
+      // A refusal before the first step leaves the record of an earlier run as it is; so does a longer run that never
+      // began, of one that is finished.
+      if (place.facts === null || (trainer && place.facts.status !== "finished")) {
         const facts = { status: statusOf(error), message: describe(error).message, updatedAt: isoTime(now()) };
         await place.record(facts).catch(() => {}); // the error that ended the run stays in front
       }

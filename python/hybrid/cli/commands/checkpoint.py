@@ -162,10 +162,16 @@ def diff(arguments: argparse.Namespace) -> int:
         print(json.dumps(report))
         return 0
     print("same state" if report["same_state"] else "different states")
+    for what, found in {"settings and counters": report["values"], **report["tensors"]}.items():
+        if found:
+            largest = max(
+                (facts.get("max_abs_diff") or 0.0 for facts in found.values() if isinstance(facts, dict)), default=0.0
+            )
+            print(f"  {what}: {len(found)} differ" + (f", by {largest:.3g} at most" if largest else ""))
     if report["values"]:
         _table(("field", "a", "b"), [(name, *map(json.dumps, pair)) for name, pair in report["values"].items()])
     rows = [
-        (file, name, ", ".join(f"{key} {_short(value)}" for key, value in facts.items()))
+        (file, name, ", ".join(_difference(key, value) for key, value in facts.items()))
         for file, tensors in report["tensors"].items()
         for name, facts in tensors.items()
     ]
@@ -255,8 +261,12 @@ def _tell(arguments: argparse.Namespace, target: Path, manifest: Manifest) -> No
         print(f"{target}: the checkpoint of step {step:,}, every byte verified")
 
 
-def _short(value: object) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+def _difference(key: str, value: Any) -> str:
+    if key == "only_in":
+        return f"only in {value}"
+    if key == "shape":
+        return f"shape {value[0]} and {value[1]}"
+    return "not a number" if value is None else f"by {value:.3g}"
 
 
 def _facts(facts: dict[str, Any]) -> None:
