@@ -30,6 +30,7 @@ from hybrid.bridge.server.feed import Cursor, read_news
 from hybrid.bridge.server.imports import Imports
 from hybrid.bridge.server.login import is_own_host
 from hybrid.checkpoint.loading import VerifiedCheckpoint, load
+from hybrid.cli.main import main
 from hybrid.config.tree import RunConfig
 from hybrid.training.saved_run import check_all_but_state
 
@@ -164,6 +165,15 @@ def test_the_cookies_of_other_programs_lock_nobody_out(asked: Served, others: st
 )
 def test_on_the_port_of_http_browsers_leave_it_out(host: str, address: str, own: bool) -> None:
     assert is_own_host(host, address, 80) is own
+
+
+@pytest.mark.parametrize("option", ["--runs", "--data"])
+def test_a_file_in_the_place_of_a_folder_is_refused(
+    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("x")
+    assert main(["serve", option, str(tmp_path / "file")]) == 2
+    assert "expected a folder" in capsys.readouterr().err
 
 
 # --- connections

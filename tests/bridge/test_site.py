@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -93,6 +95,37 @@ def test_the_command_writes_nothing_into_a_folder_that_holds_something(
     assert main(["export-site", str(tmp_path)]) == 2
     assert "expected a new or empty folder" in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["built", "kept"]
+
+
+@pytest.mark.parametrize("was_there", [True, False])
+def test_a_disk_that_fills_up_leaves_nothing_of_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, was_there: bool
+) -> None:
+    out = tmp_path / "site"
+    if was_there:
+        out.mkdir()
+
+    reason = "No space left on device"
+
+    def full(plan: object, folder: Path) -> None:
+        raise OSError(errno.ENOSPC, reason)
+
+    def full_at_once(page: Path, folder: Path, **_: object) -> None:
+        folder.mkdir(exist_ok=True)
+        raise shutil.Error([("a", "b", reason), ("c", "d", reason)])
+
+    for module, name, broken in ((site, "write_plan", full), (shutil, "copytree", full_at_once)):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, broken)
+            with pytest.raises(HybridError, match=f"site: the page cannot be written there: {reason}$"):
+                site_fixtures.write(out)
+        assert not list(out.iterdir()) if was_there else not out.exists()
+    site_fixtures.write(out)
+    with pytest.raises(HybridError, match="cannot be written there: Not a directory"):
+        site_fixtures.write(out / "index.html" / "site")
+    (tmp_path / "link").symlink_to("nowhere")
+    with pytest.raises(ConfigError, match="expected a new or empty folder"):
+        site_fixtures.write(tmp_path / "link")
 
 
 def test_the_stories_are_plain_english_and_always_the_same() -> None:

@@ -15,10 +15,12 @@ compiles plans has none in the folder: it makes those that a page asks for, for 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -120,11 +122,39 @@ def export_site(
     sizes: name to title, about (a sentence) and settings, which lie on top of `COMMON`. note: told of each part.
     python: the folder of Python in the tab (`built_python`), if it is to go along. server: where whoever serves the
     page compiles plans, relative to it, such as `api/plans`: then none are written; None: nowhere.
-    Raises ConfigError for a folder that holds something, HybridError when the page is not built.
+    Whatever ends it before the end, nothing of the page is left there. Raises ConfigError for a folder that holds
+    something, HybridError when the page is not built or the disk refuses.
     """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if os.path.lexists(out) and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out}: expected a new or empty folder; choose another one, or remove it")
     page = resource(PAGE)
+    with _all_or_nothing(out):
+        _write(page, out, sizes, note, python, server)
+
+
+@contextlib.contextmanager
+def _all_or_nothing(out: Path) -> Iterator[None]:
+    """Empty the folder if it cannot be filled. HybridError when the disk refuses."""
+    was_there = out.exists()
+    try:
+        yield
+    except BaseException as error:
+        for path in list(out.iterdir()) if was_there else [out]:
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                with contextlib.suppress(OSError):
+                    path.unlink()
+        if not isinstance(error, OSError):
+            raise
+        # Where several files were copied, each has a reason; the disk's are all the same.
+        reason = error.args[0][-1][-1] if isinstance(error, shutil.Error) else error.strerror or error
+        raise HybridError(f"{out}: the page cannot be written there: {reason}") from error
+
+
+def _write(
+    page: Path, out: Path, sizes: Sizes, note: Callable[[str], None], python: Path | None, server: str | None
+) -> None:
     shutil.copytree(page, out, dirs_exist_ok=True)
     text = out / "text" / TEXT
     text.parent.mkdir()

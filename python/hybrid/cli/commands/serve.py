@@ -12,7 +12,7 @@ import webbrowser
 from pathlib import Path
 
 from hybrid.cli.parser import Subparsers, add_command, path
-from hybrid.errors import MissingDependency
+from hybrid.errors import ConfigError, MissingDependency
 
 TOKEN = "HYBRID_TOKEN"
 PAUSE_SECONDS = 0.1
@@ -57,6 +57,10 @@ def run(arguments: argparse.Namespace) -> int:
     from hybrid.resources import cache_folder
     from hybrid.training.signals import StopFlag
 
+    for option in ("runs", "data"):
+        folder = getattr(arguments, option)
+        if folder is not None and folder.exists() and not folder.is_dir():
+            raise ConfigError(f"--{option} {folder}: expected a folder, and this is none")
     stop = StopFlag()
     with stop.installed(lambda text: print("ending", flush=True)):
         options = Options(
