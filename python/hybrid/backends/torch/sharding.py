@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -220,24 +220,31 @@ def shard(root: Root, layout: Layout, model: ModelConfig, act: torch.dtype, devi
     for unit in fsdp_units(root):
         unit.set_gradient_divide_factor(1.0)
         unit.set_force_sum_reduction_for_comms(True)
-        unit._set_unshard_async_op(True)
     _prefetch(root, model.schedule)
     return mesh
 
 
 def _prefetch(root: Root, schedule: tuple[int, ...]) -> None:
-    """Gather the next layer while one runs, in the forward part, too; the streams that torch would do it in by itself
-    hold a third layer. Only where a layer is always followed by the same one: weights that nobody takes at once would
-    be outdated later."""
-    first, *_ = schedule
-    after: dict[int, set[int | None]] = {}
+    """Gather the next layer while one runs, in the forward part, too. What torch gathers by itself there, in streams of
+    its own, it holds until the next layer is gathered, which makes three; what is asked for (`unshard`) it lets go of.
+    Only where a layer is always followed by the same one: weights that nobody takes at once would be outdated later."""
+    units = fsdp_units(root)
+    after: dict[int, set[int | None]] = {-1: {schedule[0]}}  # the root runs first
     for index, following in zip(schedule, (*schedule[1:], None), strict=True):
         after.setdefault(index, set()).add(following)
-    units = fsdp_units(root)
-    units[-1].set_modules_to_forward_prefetch([units[first]])
     for index, followers in after.items():
+        _ask(units[index], units[index], first=True)
         if len(followers) == 1 and (following := followers.pop()) not in (None, index):
-            units[index].set_modules_to_forward_prefetch([units[following]])
+            _ask(units[index], units[following])
+
+
+def _ask(unit: FSDPModule, wanted: FSDPModule, first: bool = False) -> None:
+    """Before `unit` runs, ask for the weights of `wanted`, and go on; first: before those of `unit` are waited for."""
+
+    def ask(*_: Any) -> None:
+        wanted.unshard(async_op=True)
+
+    cast(nn.Module, unit).register_forward_pre_hook(ask, prepend=first)
 
 
 def fsdp_units(root: Root) -> list[FSDPModule]:
