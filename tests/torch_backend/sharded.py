@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,6 +15,7 @@ from weakref import WeakSet
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch._dynamo.utils import counters
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
@@ -162,19 +165,40 @@ def do_use(make: Any, **settings: Any) -> Any:
     first = session.export_state().model
     drawn = initial_values(work.model, work.seed)
     found: dict[str, Any] = {"foreign": [n for n, array in drawn.items() if not np.array_equal(array, first[n])]}
+    found["before"] = [session.evaluate(batch).loss_sum for batch in batches]
     session.begin(work.info(1))
     for batch in batches:
         session.accumulate(batch)
         session.evaluate(batches[0])
     session.apply()
     found["evaluation"] = [session.evaluate(batch).loss_sum for batch in batches]
-    found["tokens"] = list(session.generate([1, 2, 3], GenerateOptions(tokens=40, temperature=1.0)))
+    with counted_gathers() as gathers:
+        found["tokens"] = list(session.generate([1, 2, 3], GenerateOptions(tokens=40, temperature=1.0)))
+    found["gathers"] = len(gathers)
     state = session.export_state()
+    session.import_state(replace(state, model=first))  # what the sample has gathered is outdated now
+    found["again"] = [session.evaluate(batch).loss_sum for batch in batches]
+    session.import_state(state)
     other = make(work.model, **{**session_arguments(work), "seed": 5, **settings})
     other.import_state(state)
     back = other.export_state()
     found["differing"] = [n for n, array in arrays(back).items() if not np.array_equal(array, arrays(state)[n])]
     return {**found, "step": back.optimizer_step, **arrays(state)}
+
+
+@contextmanager
+def counted_gathers() -> Iterator[list[None]]:
+    """As many elements as collectives inside that gather weights."""
+    gathers: list[None] = []
+    original = dist.all_gather_single
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        gathers.append(None)
+        return original(*arguments, **options)
+
+    dist.all_gather_single = counted
+    yield gathers
+    dist.all_gather_single = original
 
 
 def do_peak(make: Any, layers: int, **settings: Any) -> Any:

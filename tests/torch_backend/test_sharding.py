@@ -73,6 +73,7 @@ def outcomes(folder: Path) -> dict[str, Any]:
         if group == "four":
             cases |= {case: {"do": "train", **facts} for case, facts in STEPS.items()}
             cases["use"] = {"do": "use", **HYBRID}
+            cases["use-tight"] = {"do": "use", **FULL, "tight": True}
             cases["peak"] = {"do": "peak", "layers": LAYERS, **FULL}
         jobs.append(job("sharded", SIZES[group], group, cases=cases, node=2 if group == "four" else 0))
     return run_jobs(folder, *jobs)
@@ -147,8 +148,9 @@ def test_a_rank_holds_two_whole_layers_at_most(found: Any) -> None:
     assert peak["own"] == pytest.approx((LAYERS * peak["layer"] + peak["rest"]) * 4 / 4, rel=0.01)
 
 
-def test_a_sharded_session_evaluates_samples_and_takes_a_state(found: Any) -> None:
-    ours, work = found("four", "use"), workload("gpt2", 1)
+@pytest.mark.parametrize("case", ["use", "use-tight"])
+def test_a_sharded_session_evaluates_samples_and_takes_a_state(found: Any, case: str) -> None:
+    ours, work = found("four", case), workload("gpt2", 1)
     assert ours["foreign"].tolist() == []  # initial weights, bit for bit
     one = TorchSession(work.model, **session_arguments(work))
     theirs = train(one, work)
@@ -158,6 +160,13 @@ def test_a_sharded_session_evaluates_samples_and_takes_a_state(found: Any) -> No
     assert ours["evaluation"] == pytest.approx(expected, rel=1e-6)
     assert ours["tokens"].tolist() == list(one.generate([1, 2, 3], GenerateOptions(tokens=40, temperature=1.0)))
     assert ours["differing"].tolist() == [] and ours["step"] == 1
+    assert ours["again"].tolist() == ours["before"].tolist() != ours["evaluation"].tolist()
+
+
+def test_a_sample_gathers_the_weights_once_where_they_fit(found: Any) -> None:
+    units = len(MODELS["gpt2"].schedule) + 1
+    assert found("four", "use")["gathers"] == units
+    assert found("four", "use-tight")["gathers"] == 40 * units
 
 
 def test_ranks_that_compute_with_different_weights_are_stopped(outcomes: dict[str, Any]) -> None:

@@ -42,7 +42,9 @@ from hybrid.backends.torch.sharding import (
     gathered_bytes,
     gathered_type,
     gathered_weights,
+    let_go,
     shard,
+    stay_whole,
     sum_over_ranks,
 )
 from hybrid.backends.torch.timing import StepTimes
@@ -147,6 +149,7 @@ class TorchSession:
         self._activation_bytes = 0
         self.mode = "eager"
         self._joined = False  # whether gradients are those of all ranks
+        self._stays_whole = False  # whether a sample keeps gathered weights
         compiled = training and (compiled if compiled is not None else self.device.type == "cuda")
         self._root = self._make_root(recompute)
         self._run: Any = self._root
@@ -260,6 +263,8 @@ class TorchSession:
             raise ConfigError(f"step {info.data_step} has {info.microbatches} microbatches: expected at least 1")
         if len(self._under_way) >= MOST_UNDER_WAY:
             self._under_way[-MOST_UNDER_WAY].times.wait()
+        if self._stays_whole:
+            self._let_go()
         self._info = info
         self._accumulated = 0
         self._times = StepTimes(self.device)
@@ -376,18 +381,19 @@ class TorchSession:
     # --- evaluation and sampling -------------------------------------------------------------------------------------
 
     def evaluate(self, batch: Batch) -> Evaluation:
-        with torch.no_grad(), _limits("activations"), self._letting_go():
+        with torch.no_grad(), _limits("activations"):
             inputs = self._inputs(batch, torch.zeros(1, device=self.device), training=False)
             _, nll = self._root(self._ops, inputs, self.model, cross_entropy)
             total = nll.double().sum().item()
-            return Evaluation(total, batch.target_tokens, overflow=not isfinite(total))
+        self._let_go()
+        return Evaluation(total, batch.target_tokens, overflow=not isfinite(total))
 
-    @contextmanager
-    def _letting_go(self) -> Iterator[None]:
-        """Where there is no backward part to do so, let go of the root's gathered weights: the next ones may differ."""
-        yield
-        if isinstance(self._root, FSDPModule):
-            self._root.reshard()
+    def _let_go(self) -> None:
+        """Of the weights that evaluations and samples have gathered: the next ones may differ."""
+        if self._stays_whole:
+            stay_whole(self._root, self.model.schedule, False)
+            self._stays_whole = False
+        let_go(self._root)
 
     def generate(self, prompt: list[int], options: GenerateOptions) -> Iterator[int]:
         """See `backends.sampling.generate`. The weights are those of the moment each token is asked for. Under shards
@@ -408,8 +414,15 @@ class TorchSession:
         )
 
     def decode(self, ids: list[int], start: int) -> NDArray[np.float32]:
-        """The logits after `ids`, which come after the `start` tokens of earlier calls."""
+        """The logits after `ids`, which come after the `start` tokens of earlier calls.
+
+        Under shards the weights are gathered once for a sample, and stay whole until there is something else to do,
+        where a step has room for whole gradients, of which there are none now; else they are gathered for each call.
+        """
         if start == 0:
+            if self.layout.sharded and self.layout.sync_last and self._info is None:
+                self._stays_whole = True
+                stay_whole(self._root, self.model.schedule, True)
             self._decoding = DecodeOps(PRECISIONS[self.precision], self.device, self.model.context_length)
             self._seen: list[int] = []  # the tokens that its caches hold
         ops = self._decoding
@@ -423,8 +436,10 @@ class TorchSession:
             last=torch.tensor([len(ids) - 1], device=self.device),
         )
         self._runs += 1
-        with torch.no_grad(), _limits("key/value caches"), self._letting_go():
+        with torch.no_grad(), _limits("key/value caches"):
             logits: Tensor = self._root(ops, inputs, self.model, last_token_logits)
+        if not self._stays_whole:
+            self._let_go()
         array: NDArray[np.float32] = logits.cpu().numpy()
         return array
 
@@ -471,6 +486,8 @@ class TorchSession:
     def load_full(self, group: str, name: str, values: NDArray[np.float32] | None) -> None:
         """Fill one tensor of `sharded_state` ("model" or "optimizer") with the whole tensor that rank 0 gives; the
         others give None. Every rank must call this."""
+        if self._stays_whole:
+            self._let_go()
         tensor = getattr(self.sharded_state(), group)[name]
         with torch.no_grad():
             self._held.fill(tensor, None if values is None else torch.from_numpy(values))

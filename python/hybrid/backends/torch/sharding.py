@@ -205,7 +205,7 @@ def shard(root: Root, layout: Layout, model: ModelConfig, act: torch.dtype, devi
         fully_shard(
             layer,
             mesh=mesh,
-            reshard_after_forward=index != model.schedule[-1] or model.schedule.count(index) > 1,
+            reshard_after_forward=_is_let_go(index, model.schedule),
             mp_policy=MixedPrecisionPolicy(
                 param_dtype=None if kind == torch.float32 else kind,
                 reduce_dtype=torch.float32,
@@ -250,6 +250,22 @@ def _ask(unit: FSDPModule, wanted: FSDPModule, first: bool = False) -> None:
 def fsdp_units(root: Root) -> list[FSDPModule]:
     """The layers, then the root; none where the model is not sharded."""
     return [module for module in (*root.layers, root) if isinstance(module, FSDPModule)]
+
+
+def stay_whole(root: Root, schedule: tuple[int, ...], stay: bool) -> None:
+    """Whether layers that have run stay gathered, until `let_go`; else only those whose backward part comes next."""
+    for index, unit in enumerate(fsdp_units(root)[:-1]):
+        unit.set_reshard_after_forward(not stay and _is_let_go(index, schedule), recurse=False)
+
+
+def _is_let_go(index: int, schedule: tuple[int, ...]) -> bool:
+    return index != schedule[-1] or schedule.count(index) > 1
+
+
+def let_go(root: Root) -> None:
+    """Hold shards alone, where no backward part comes to do so: what is gathered may be outdated the next time."""
+    for unit in fsdp_units(root):
+        unit.reshard()
 
 
 def gathered_weights(root: Root) -> Iterator[tuple[str, Tensor]]:
