@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch._dynamo  # before forking: it takes seconds, and every optimizer of torch imports it
+from torch.distributed.rendezvous import rendezvous
 
 from hybrid.backends.torch.leading import LeadingSession, Orders, follow
 from hybrid.backends.torch.ranks import Ranks
@@ -203,9 +204,20 @@ def actions(folder: Path, name: str) -> None:
         (folder / f"{name}.{ranks.rank}.json").write_text(json.dumps(told))
 
 
+def absent(folder: Path, name: str, connects: bool, seconds: str = "1.5") -> None:
+    """Rank 1 ends without a word, before all ranks have found each other; connects: it had found the store."""
+    os.environ["HYBRID_START_SECONDS"] = seconds
+    if os.environ["RANK"] == "1":
+        if connects:
+            next(rendezvous("env://"))
+        os._exit(7)
+    with Ranks(CPU):
+        pass
+
+
 SCENARIOS = {
     f.__name__: f
-    for f in (steps, train, command, other, faulty, elastic, evaluations, uncompiled, leg, differing, actions)
+    for f in (absent, steps, train, command, other, faulty, elastic, evaluations, uncompiled, leg, differing, actions)
 }
 SCENARIOS.update(saves.SCENARIOS | sharded.SCENARIOS)
 

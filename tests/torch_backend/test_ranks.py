@@ -7,13 +7,14 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from hybrid.backends.torch.session import TorchSession
 from hybrid.data.batch import Batch
-from hybrid.errors import ConfigError
+from hybrid.errors import EXIT_FAILED, ConfigError
 from hybrid.training.metrics_log import read_rows
 from hybrid.training.parity.contract import CONTRACT
 from hybrid.training.parity.runtimes import torch as torch_runtime
@@ -23,11 +24,31 @@ from training.micro import config_file, entries, run, run_file, state_hash
 
 pytestmark = pytest.mark.torch
 
+MODEL = "looped"
+SPLITS = {"2x2x1": (2, 1), "3x2x1": (3, 1), "2x1x4": (2, 4)}
 
-def test_results_and_errors_of_actions_reach_every_rank(tmp_path: Path) -> None:
-    outcome = run_jobs(tmp_path, job("actions", 3))["actions"]
-    assert outcome["codes"] == [0, 0, 0]
-    told = [json.loads((tmp_path / f"actions.{rank}.json").read_text()) for rank in range(3)]
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("ranks")
+
+
+@pytest.fixture(scope="module")
+def outcomes(folder: Path) -> dict[str, Any]:
+    """What does not depend on other processes of this file, side by side."""
+    splits = [
+        job("steps", size, name, model=MODEL, count=1, microbatch_size=rows) for name, (size, rows) in SPLITS.items()
+    ]
+    return run_jobs(
+        folder, *splits, job("actions", 3), job("evaluations", 3), job("uncompiled", 2), job("differing", 2),
+        job("other", 2), job("absent", 2, "unseen", connects=False), job("absent", 3, "seen", connects=True),
+        job("absent", 2, "wrong", connects=False, seconds="soon"),
+    )  # fmt: skip
+
+
+def test_results_and_errors_of_actions_reach_every_rank(folder: Path, outcomes: dict[str, Any]) -> None:
+    assert outcomes["actions"]["codes"] == [0, 0, 0]
+    told = [json.loads((folder / f"actions.{rank}.json").read_text()) for rank in range(3)]
     zero = "ZeroDivisionError: integer division or modulo by zero"
     assert (
         told[0]
@@ -43,21 +64,30 @@ def test_results_and_errors_of_actions_reach_every_rank(tmp_path: Path) -> None:
     )
 
 
-def test_any_split_over_ranks_and_microbatches_gives_the_gradients_of_one(tmp_path: Path) -> None:
+def test_a_rank_that_never_comes_is_named(outcomes: dict[str, Any]) -> None:
+    """It ended before it had found the store of all ranks, or behind that, without a word."""
+    advice = "see what the other nodes say; if they only take longer to start, set HYBRID_START_SECONDS\n"
+    seen = outcomes["seen"]
+    assert seen["codes"] == [EXIT_FAILED, 7, EXIT_FAILED] and seen["seconds"] < SECONDS
+    assert seen["errors"][0] == seen["errors"][2] == f"hybrid: rank 1 did not come within 1.5 seconds: {advice}"
+    assert outcomes["unseen"]["codes"] == [EXIT_FAILED, 7] and outcomes["unseen"]["seconds"] < SECONDS
+    error = outcomes["unseen"]["errors"][0]
+    assert error.startswith("hybrid: some processes did not come within 1.5 seconds (") and error.endswith(advice)
+    wrong = "HYBRID_START_SECONDS = 'soon': expected a number of seconds above 0"
+    assert outcomes["wrong"]["errors"][0] == f"hybrid: {wrong}\n"
+
+
+def test_any_split_over_ranks_and_microbatches_gives_the_gradients_of_one(
+    folder: Path, outcomes: dict[str, Any]
+) -> None:
     """Four rows as 2 ranks x 2 microbatches of 1, over 3 ranks of which one has but half a share, and
     as one microbatch that leaves a rank with none. Gradients are read off the first moments; the looped model runs its
     units twice."""
-    model = "looped"
-    splits = {"2x2x1": (2, 1), "3x2x1": (3, 1), "2x1x4": (2, 4)}
-    jobs = [
-        job("steps", size, name, model=model, count=1, microbatch_size=rows) for name, (size, rows) in splits.items()
-    ]
-    outcomes = run_jobs(tmp_path, *jobs)
-    work = Workload(model, MODELS[model], 1, microbatch_size=4, max_grad_norm=0.0)
+    work = Workload(MODEL, MODELS[MODEL], 1, microbatch_size=4, max_grad_norm=0.0)
     alone = torch_runtime().train(work)
-    for name, outcome in outcomes.items():
-        assert set(outcome["codes"]) == {0}, outcome["errors"]
-        found = np.load(tmp_path / f"{name}.npz")
+    for name in SPLITS:
+        assert set(outcomes[name]["codes"]) == {0}, outcomes[name]["errors"]
+        found = np.load(folder / f"{name}.npz")
         assert found["losses"][0] == pytest.approx(alone.losses[0], rel=1e-6)
         moments = [key for key in alone.final.optimizer if key.startswith("moment1/")]
         ours, theirs = (np.concatenate([s[key].ravel() for key in moments]) for s in (found, alone.final.optimizer))
@@ -99,22 +129,21 @@ def test_a_run_goes_on_with_any_number_of_ranks(tmp_path: Path) -> None:
         assert ours["step"] == theirs["step"] and ours["loss"] == pytest.approx(theirs["loss"], rel=limit)
 
 
-def test_evaluation_over_ranks_gives_the_bits_of_one(tmp_path: Path) -> None:
+def test_evaluation_over_ranks_gives_the_bits_of_one(folder: Path, outcomes: dict[str, Any]) -> None:
     """Five batches over three ranks; and where one rank cannot compile, all of them train eagerly, and rank 0 says
     which one and why."""
-    outcomes = run_jobs(tmp_path, job("evaluations", 3), job("uncompiled", 2))
     assert set(outcomes["evaluations"]["codes"]) == {0}, outcomes["evaluations"]["errors"]
-    together, alone = json.loads((tmp_path / "evaluations.json").read_text())
+    together, alone = json.loads((folder / "evaluations.json").read_text())
     assert len(together) == 5 and together == alone
     assert outcomes["uncompiled"]["codes"] == [0, 0], outcomes["uncompiled"]["errors"]
     note = "torch cannot compile this model here, training goes on without: no compiler here (rank 1)"
     for rank in range(2):
-        assert json.loads((tmp_path / f"uncompiled.{rank}.json").read_text()) == ["eager", [note]]
-    assert run_file(tmp_path, "uncompiled")["backend"]["mode"] == "eager"
+        assert json.loads((folder / f"uncompiled.{rank}.json").read_text()) == ["eager", [note]]
+    assert run_file(folder, "uncompiled")["backend"]["mode"] == "eager"
 
 
-def test_ranks_whose_weights_differ_after_the_first_step_are_stopped(tmp_path: Path) -> None:
-    outcome = run_jobs(tmp_path, job("differing", 2))["differing"]
+def test_ranks_whose_weights_differ_after_the_first_step_are_stopped(outcomes: dict[str, Any]) -> None:
+    outcome = outcomes["differing"]
     assert outcome["codes"] == [1, 1] and outcome["errors"][0] == outcome["errors"][1]
     assert "the ranks have different weights after their first step (checksums rank 0: " in outcome["errors"][0]
     assert outcome["seconds"] < SECONDS
@@ -159,8 +188,8 @@ def test_torchrun_trains(tmp_path: Path) -> None:
     assert len(state_hash(tmp_path, "one")) == 64
 
 
-def test_other_backends_train_in_one_process_only(tmp_path: Path) -> None:
-    outcome = run_jobs(tmp_path, job("other", 2))["other"]
+def test_other_backends_train_in_one_process_only(outcomes: dict[str, Any]) -> None:
+    outcome = outcomes["other"]
     text = "backend.name = 'reference': torchrun started several processes, and only 'torch' trains in more than one"
     assert outcome["codes"] == [ConfigError.exit_code] * 2
     assert [error.strip().endswith(text) for error in outcome["errors"]] == [True, True]

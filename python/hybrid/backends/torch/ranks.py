@@ -31,9 +31,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-from hybrid.errors import EXIT_FAILED, EXIT_STOPPED, HybridError, StopRequested
+from hybrid.errors import EXIT_FAILED, EXIT_STOPPED, ConfigError, HybridError, StopRequested
 
 ERROR, STOP = "hybrid/error", "hybrid/stop"  # what was posted
+HERE, ALL_HERE = "hybrid/here", "hybrid/all-here"  # who has come (and how many), and that all have
 SEEN, ENDED = "hybrid/seen", "hybrid/ended"  # how many ranks know of the error, and have come to their end
 POLL_SECONDS = 0.2
 # A rank that learns of another's error has this long to come back from whatever it is in.
@@ -42,7 +43,9 @@ GRACE_SECONDS = 12.0
 BREAKS_FIRST_SECONDS = 1.5
 # Collectives themselves never time out: rank 0 may read data for an hour while the others wait.
 FOREVER = timedelta(days=30)
-START = timedelta(minutes=10)  # for all processes to find each other
+START = "HYBRID_START_SECONDS"  # for all processes to find each other: an environment variable
+START_SECONDS = 300.0  # without it
+STORE_GONE = "the process that holds the store of all ranks has ended without a word"
 WAIT = timedelta(seconds=1)  # for a value, before looking whether anything has failed
 
 
@@ -52,6 +55,25 @@ class RankFailed(HybridError):
     def __init__(self, message: str, exit_code: int = EXIT_FAILED) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+def _start_seconds() -> float:
+    """ConfigError for a setting that is no time."""
+    text = os.environ.get(START, str(START_SECONDS))
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < FOREVER.total_seconds():
+        raise ConfigError(f"{START} = {text!r}: expected a number of seconds above 0")
+    return seconds
+
+
+def _late(who: str, seconds: float, why: str = "") -> str:
+    return (
+        f"{who} did not come within {seconds:g} seconds{why}: see what the other nodes say; "
+        f"if they only take longer to start, set {START}"
+    )
 
 
 def world_size() -> int:
@@ -92,10 +114,9 @@ class Ranks:
 
     def __enter__(self) -> Ranks:
         with self._not_for_ever():
-            store: Any = next(rendezvous("env://", timeout=START))[0]
-        store.set_timeout(START)
+            self._meet(_start_seconds())
         # The watching thread has a connection of its own: a call that waits would hold up the others of a shared one.
-        self.store, self._watched = store, store.clone()
+        self._watched = self.store.clone()
         self._thread = threading.Thread(target=self._watch, name="ranks", daemon=True)
         self._thread.start()
         if self.device is not None:
@@ -105,6 +126,40 @@ class Ranks:
                 self.__exit__(type(error), error, error.__traceback__)
                 raise
         return self
+
+    def _meet(self, seconds: float) -> None:
+        """Find the store, and wait until every rank has. Who does not come cannot say why: it has no store."""
+        limit = timedelta(seconds=seconds)
+        until = time.monotonic() + seconds
+        try:
+            self.store: Any = next(rendezvous("env://", timeout=limit))[0]
+        except dist.DistError as error:
+            raise RankFailed(_late("some processes", seconds, f" ({_describe(error).splitlines()[0]})")) from error
+        try:
+            self.store.set_timeout(limit)
+            self.store.set(f"{HERE}/{self.rank}", "")
+            if self.store.add(HERE, 1) == self.size:
+                self.store.set(ALL_HERE, "")
+            while not self._all_here(min(WAIT, limit)):
+                if time.monotonic() > until:
+                    missing = [str(rank) for rank in range(self.size) if not self.store.check([f"{HERE}/{rank}"])]
+                    raise self._first(RankFailed(_late(f"rank {', '.join(missing)}", seconds)))
+        except RankFailed:
+            with contextlib.suppress(Exception):
+                self.store.add(SEEN, 1)
+                self._wait_for(SEEN, self.store.add(HERE, 0))
+            raise
+        except dist.DistError as error:
+            raise RankFailed(STORE_GONE) from error
+
+    def _all_here(self, wait: timedelta) -> bool:
+        try:
+            self.store.wait([ALL_HERE], wait)
+            return True
+        except dist.DistStoreError:
+            return False
+        finally:
+            self.check()
 
     def connect(self, device: torch.device) -> None:
         """Make collectives possible, once. Every rank must call this.
@@ -159,13 +214,13 @@ class Ranks:
         finally:
             here.set()
 
-    def _wait_for(self, counter: str) -> None:
-        """Until all ranks have been counted there, or have had enough time to."""
+    def _wait_for(self, counter: str, ranks: int = 0) -> None:
+        """Until all ranks, or so many, have been counted there, or have had enough time to."""
         with contextlib.suppress(Exception):
             if counter == ENDED:
                 self.store.add(counter, 1)
             until = time.monotonic() + GRACE_SECONDS
-            while self.store.add(counter, 0) < self.size and time.monotonic() < until:
+            while self.store.add(counter, 0) < (ranks or self.size) and time.monotonic() < until:
                 time.sleep(0.05)
 
     # --- errors ------------------------------------------------------------------------------------------------------
@@ -180,21 +235,19 @@ class Ranks:
         text = _describe(error)
         if not isinstance(error, StopRequested):
             text = f"rank {self.rank} failed{f' in {what}' if what else ''}: {text}"
-        code = getattr(error, "exit_code", EXIT_FAILED)
-        with contextlib.suppress(Exception):
-            first = _failure(self.store.compare_set(ERROR, "", json.dumps({"message": text, "exitCode": code})))
-            self._posted = str(first) == text
-            return first
-        return RankFailed(text, code)
+        return self._first(RankFailed(text, getattr(error, "exit_code", EXIT_FAILED)))
 
     def post_together(self, what: str, errors: Mapping[int, BaseException]) -> RankFailed:
         """The same for something that failed on the given ranks: every rank that knows of it may post it, in any
         thread."""
         told = "; ".join(f"rank {rank}: {_describe(error)}" for rank, error in sorted(errors.items()))
         code = getattr(errors[min(errors)], "exit_code", EXIT_FAILED)
-        failed = RankFailed(f"{what} failed on {told}", code)
+        return self._first(RankFailed(f"{what} failed on {told}", code))
+
+    def _first(self, failed: RankFailed) -> RankFailed:
+        """Post an error; gives the one that was posted first."""
         with contextlib.suppress(Exception):
-            text = json.dumps({"message": str(failed), "exitCode": code})
+            text = json.dumps({"message": str(failed), "exitCode": failed.exit_code})
             first = _failure(self.store.compare_set(ERROR, "", text))
             self._posted = str(first) == str(failed)
             return first
@@ -247,7 +300,7 @@ class Ranks:
                     self._failure = _failure(self._watched.get(ERROR))
                     self._watched.add(SEEN, 1)
             except Exception:  # the store has gone, and with it the launcher, or rank 0
-                self._failure = RankFailed("the process that holds the store of all ranks has ended without a word")
+                self._failure = RankFailed(STORE_GONE)
         if not self._finished.wait(GRACE_SECONDS):
             with contextlib.suppress(Exception):
                 self._on_lost(self._failure)
