@@ -69,11 +69,11 @@ class Transformer(nn.Module):
         return F.linear(self.norm(x), self.tokens.weight)
 
 
-def loss_sum(model: Transformer, batch: Batch) -> Tensor:
+def loss_sum(model: Transformer, batch: Batch, device: str = "cpu") -> Tensor:
     """Cross-entropy summed over the targets. Rows are one segment each at this setting, so the causal mask is all there
     is."""
     ids, positions, targets = (
-        torch.from_numpy(array.astype(np.int64)) for array in (batch.ids, batch.positions, batch.targets)
+        torch.from_numpy(array.astype(np.int64)).to(device) for array in (batch.ids, batch.positions, batch.targets)
     )
     targets = targets.where(targets != 0xFFFFFFFF, -100)
     return F.cross_entropy(model(ids, positions).flatten(0, 1), targets.flatten(), ignore_index=-100, reduction="sum")

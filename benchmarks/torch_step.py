@@ -3,7 +3,7 @@
 The plain loop is that of torch_shakespeare.py. Both train at the shakespeare-char setting, or at the widths given; a
 pair of steps is one measurement, so that whatever else the machine does meets both alike.
 
-    python benchmarks/torch_step.py [--text FILE] [--steps 200] [--compile] [--set KEY=VALUE ...] [--json]
+    python benchmarks/torch_step.py [--text FILE] [--steps 200] [--compile] [--device cuda] [--set KEY=VALUE] [--json]
 
 Prints the median time of a step, the losses of the last steps, tokens per second and, where the device's peak is known,
 the share of it that is used; and whether the torch backend is as fast and as good as the loop. Both compute the same
@@ -42,8 +42,9 @@ PROMISES = {
 }
 
 
-def run(text: Path, steps: int, compiled: bool, assignments: list[str]) -> dict[str, Any]:
-    given = [f'data.source="{text}"', "backend.device=cpu", f"backend.compile={str(compiled).lower()}", *assignments]
+def run(text: Path, steps: int, compiled: bool, assignments: list[str], device: str = "cpu") -> dict[str, Any]:
+    given = [f'data.source="{text}"', f"backend.device={device}", f"backend.compile={str(compiled).lower()}"]
+    given += assignments
     loaded = load_config(preset="shakespeare-char", assignments=given)
     data = prepare(loaded.data)
     config = resolve(loaded, data.tokenizer.vocabulary_size, len(data.train))
@@ -52,7 +53,7 @@ def run(text: Path, steps: int, compiled: bool, assignments: list[str]) -> dict[
 
     settings, schedule = config.optimizer, config.schedule
     torch.manual_seed(1337)
-    plain = Transformer(model.vocabulary_size, model.context_length, model.layers, model.width, model.heads)
+    plain = Transformer(model.vocabulary_size, model.context_length, model.layers, model.width, model.heads).to(device)
     matrices = [weight for weight in plain.parameters() if weight.dim() >= 2]
     vectors = [weight for weight in plain.parameters() if weight.dim() < 2]
     optimizer = torch.optim.AdamW(
@@ -64,7 +65,8 @@ def run(text: Path, steps: int, compiled: bool, assignments: list[str]) -> dict[
     def plain_step(step: int, batch: Batch) -> float | torch.Tensor:
         for group in optimizer.param_groups:
             group["lr"] = rate(step, settings, schedule)
-        loss = loss_sum(model_of_plain, batch) / batch.target_tokens
+        with torch.autocast(device, torch.bfloat16, enabled=config.precision.type == "mixed-bf16"):
+            loss = loss_sum(model_of_plain, batch, device) / batch.target_tokens
         loss.backward()
         nn.utils.clip_grad_norm_(plain.parameters(), settings.max_norm)
         optimizer.step()
@@ -88,9 +90,9 @@ def run(text: Path, steps: int, compiled: bool, assignments: list[str]) -> dict[
             # Whoever comes second finds the batch in the caches: they take turns.
             for name in sorted(taken, reverse=bool(step % 2)):
                 began = time.perf_counter()
-                loss = taken[name](step, batch)
+                loss = float(taken[name](step, batch))  # it waits for the device
                 times[name].append(time.perf_counter() - began)
-                losses[name].append(float(loss))
+                losses[name].append(loss)
     described = session.describe()
     tokens = config.data.batch_size * config.data.sequence_length
     warm = {name: values[steps // 10 :] for name, values in times.items()}
@@ -122,10 +124,11 @@ def main() -> int:
     parser.add_argument("--text", type=Path, help="tinyshakespeare.txt (default: where the checkout keeps it)")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--compile", action="store_true", help="let torch compile the layers, and the plain model")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], dest="assignments")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     arguments = parser.parse_args()
-    result = run(corpus(arguments.text), arguments.steps, arguments.compile, arguments.assignments)
+    result = run(corpus(arguments.text), arguments.steps, arguments.compile, arguments.assignments, arguments.device)
     if arguments.json:
         print(json.dumps(result))
         return 0
