@@ -8,7 +8,9 @@ Offsets are then packed per colour: largest first, at the lowest place that no t
 
 from __future__ import annotations
 
+from bisect import insort
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
 from hybrid.errors import LimitExceeded
 
@@ -29,9 +31,6 @@ class Temporary:
     page: int = -1
     offset: int = -1
 
-    def overlaps(self, other: Temporary) -> bool:
-        return self.first <= other.last and other.first <= self.last
-
 
 def aligned(size: int, alignment: int = ALIGNMENT) -> int:
     return -(-size // alignment) * alignment
@@ -43,22 +42,26 @@ def colour(written: list[tuple[Temporary, list[Temporary]]], count: int) -> None
 
     A new temporary takes the colour that conflicts with fewer of those, and of equals the one with fewer bytes alive.
     """
-    alive: list[Temporary] = []
+    alive: list[tuple[int, int, Temporary]] = []  # a heap by last command
     live_bytes = [0] * COLOURS
-    for temporary, neighbours in written:
-        for other in [t for t in alive if t.last < temporary.first]:
-            alive.remove(other)
-            live_bytes[other.colour] -= other.bytes
+    for number, (temporary, neighbours) in enumerate(written):
+        while alive and alive[0][0] < temporary.first:
+            gone = heappop(alive)[2]
+            live_bytes[gone.colour] -= gone.bytes
         conflicts = [sum(1 for n in neighbours if n.colour == c and n is not temporary) for c in range(COLOURS)]
         temporary.colour = min(range(COLOURS), key=lambda c: (conflicts[c], live_bytes[c], c))
-        alive.append(temporary)
+        heappush(alive, (temporary.last, number, temporary))
         live_bytes[temporary.colour] += temporary.bytes
+
+
+# A tensor in a page: offset, first byte behind it, first and last command.
+_Place = tuple[int, int, int, int]
 
 
 def pack(temporaries: list[Temporary], page_bytes: int) -> list[int]:
     """Assign page and offset to temporaries of one colour; returns the bytes each page needs. No tensor straddles
     pages."""
-    pages: list[list[Temporary]] = []
+    pages: list[list[_Place]] = []  # each by offset
     heights: list[int] = []
     for t in sorted(temporaries, key=lambda t: (-t.bytes, t.first, t.name)):
         size = aligned(t.bytes)
@@ -71,19 +74,22 @@ def pack(temporaries: list[Temporary], page_bytes: int) -> list[int]:
             if page == len(pages):
                 pages.append([])
                 heights.append(0)
-            offset = _lowest_gap([o for o in pages[page] if o.overlaps(t)], size)
+            offset = _lowest_gap(pages[page], t, size)
             if offset + size <= page_bytes:
                 t.page, t.offset = page, offset
-                pages[page].append(t)
+                insort(pages[page], (offset, offset + size, t.first, t.last))
                 heights[page] = max(heights[page], offset + size)
                 break
     return heights
 
 
-def _lowest_gap(occupied: list[Temporary], size: int) -> int:
-    position = 0
-    for other in sorted(occupied, key=lambda o: o.offset):
-        if position + size <= other.offset:
-            break
-        position = max(position, other.offset + aligned(other.bytes))
+def _lowest_gap(page: list[_Place], t: Temporary, size: int) -> int:
+    """Where `size` bytes are free as long as `t` lives. This loop is most of the time that a deep model takes."""
+    position, first, last = 0, t.first, t.last
+    for start, end, begins, ends in page:
+        if begins <= last and first <= ends:
+            if position + size <= start:
+                break
+            if end > position:
+                position = end
     return position
