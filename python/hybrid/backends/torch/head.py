@@ -43,24 +43,24 @@ class CrossEntropyHead(torch.autograd.Function):
         counted = targets != IGNORE
         picked = torch.where(counted, targets, 0)
         matrix = weight.to(x.dtype)
-        nll, lse = (torch.empty(x.shape[0], dtype=torch.float32, device=x.device) for _ in range(2))
+        parts = []
         for chunk in _chunks(x, weight.shape[0]):
             logits = _product(x[chunk], matrix.t())
-            lse[chunk] = torch.logsumexp(logits, dim=-1)
-            nll[chunk] = lse[chunk] - logits.gather(1, picked[chunk, None])[:, 0]
+            parts.append((torch.logsumexp(logits, dim=-1), logits.gather(1, picked[chunk, None])[:, 0]))
+        lse, target = parts[0] if len(parts) == 1 else map(torch.cat, zip(*parts, strict=True))
+        nll = lse - target
         kept = logits if logits.shape[0] == x.shape[0] and logits.numel() <= KEPT else None
         ctx.save_for_backward(x, weight, counted, picked, z_loss, lse, kept)
         ctx.set_materialize_grads(False)
-        zero = torch.zeros((), device=x.device)
-        loss = nll + z_loss * lse.square()
-        return torch.where(counted, loss, zero), torch.where(counted, nll, zero)
+        return torch.where(counted, nll + z_loss * lse.square(), 0.0), torch.where(counted, nll, 0.0)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, Tensor | None, None, None]:
         """d loss / d logit_v = (1 + 2 z lse) softmax_v - [v == target], and the same without z for the nll."""
         x, weight, counted, picked, z_loss, lse, kept = ctx.saved_tensors
-        dloss, dnll = (torch.zeros_like(lse) if d is None else torch.where(counted, d, 0.0) for d in upstream)
-        rise, drop = dloss * (1.0 + 2.0 * z_loss * lse) + dnll, dloss + dnll
+        nothing = torch.zeros((), device=x.device)
+        dloss, dnll = (nothing if d is None else torch.where(counted, d, 0.0) for d in upstream)
+        rise, drop = (1.0 + 2.0 * z_loss * lse) * dloss + dnll, dloss + dnll
         matrix = weight.to(x.dtype)
         dx, dweight = torch.empty_like(x), None
         for chunk in _chunks(x, weight.shape[0]):

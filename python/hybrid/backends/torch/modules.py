@@ -32,9 +32,12 @@ class Leaf(nn.Module):
         for field in fields(leaf):
             self.register_parameter(field.name, getattr(leaf, field.name))
 
-    def tensors(self, change: Change = lambda parameter: parameter) -> Any:
+    def tensors(self, change: Change | None = None) -> Any:
         """The leaf with the tensors that this module holds now, or what `change` makes of them."""
-        return self._kind(**{name: None if p is None else change(p) for name, p in self._parameters.items()})
+        values = self._parameters.values()  # in the order of the leaf's fields
+        if change is None:  # in every block of every step
+            return self._kind(*values)
+        return self._kind(*(None if value is None else change(value) for value in values))
 
 
 class Unit(nn.Module):
@@ -67,10 +70,10 @@ class Unit(nn.Module):
         result: Result = (self.compiled or run_block)(function, ops, parameters, arguments, self.recompute)
         return result
 
-    def tensors(self, change: Change = lambda parameter: parameter) -> Any:
+    def tensors(self, change: Change | None = None) -> Any:
         """The block's dataclass with the tensors that this module holds now, or what `change` makes of them."""
-        leaves = {name: getattr(self, name) for name in self._names}
-        return self._kind(**{name: None if leaf is None else leaf.tensors(change) for name, leaf in leaves.items()})
+        leaves: list[Any] = [self._modules.get(name) for name in self._names]
+        return self._kind(*(None if leaf is None else leaf.tensors(change) for leaf in leaves))
 
 
 def run_block(

@@ -101,7 +101,7 @@ class TorchOps(ObjectiveOps):
         )
 
     def _working(self, weight: Tensor) -> Tensor:
-        return weight.to(self.act)
+        return weight if weight.dtype == self.act else weight.to(self.act)
 
     # --- parameters against activations ------------------------------------------------------------------------------
 
