@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from dataclasses import replace
 from typing import Any
 
@@ -443,3 +444,9 @@ def test_generation_goes_on_when_the_context_is_full_and_repeats_for_a_seed() ->
     assert first == list(it.generate([1, 2, 3], options))
     assert first == list(reference().generate([1, 2, 3], options))
     assert first != list(it.generate([1, 2, 3], replace(options, seed=6)))
+
+
+def test_memory_that_a_step_lets_go_of_stays_with_the_process_where_glibc_is_asked() -> None:
+    from hybrid.backends.torch.host_memory import keep_freed_memory
+
+    assert keep_freed_memory() is (platform.libc_ver()[0] == "glibc")

@@ -28,6 +28,7 @@ from hybrid.backends.sampling import generate
 from hybrid.backends.state_check import check_state
 from hybrid.backends.torch.attention import blocks, is_plain
 from hybrid.backends.torch.decode import DecodeOps
+from hybrid.backends.torch.host_memory import keep_freed_memory
 from hybrid.backends.torch.modules import Root, make_root
 from hybrid.backends.torch.numerics import choose_device, policy
 from hybrid.backends.torch.ops import Microbatch, TorchOps, dropout_sites
@@ -133,6 +134,8 @@ class TorchSession:
         self.device = choose_device(device)
         self.numerics = policy(numerics)
         self.numerics.apply(self.device)
+        if training and self.device.type == "cpu":
+            keep_freed_memory()
         self._loss_scaling = loss_scaling
         trace = training_graph(model, batch_size, sequence_length)  # checks every shape, too
         self._ops = TorchOps(PRECISIONS[precision], self.device, seed=seed, sites=dropout_sites(trace))
