@@ -180,6 +180,13 @@ def test_a_declaration_is_plain(asked: Served, change: dict[str, Any]) -> None:
     assert error["name"] == "ConfigError"
 
 
+def test_a_document_without_its_header_is_told_which(asked: Served) -> None:
+    sent = asked.ask(
+        "POST", "/api/uploads", 422, content=b'{"name": "a.hybrid"}', headers={"content-type": "text/plain"}
+    )
+    assert "Content-Type: application/json; it is 'text/plain'" in sent.json()["error"]["message"]
+
+
 @pytest.mark.parametrize("upload", ["x", "0" * 31, "0" * 33, "g" * 32, "%00", "0" * 32])
 def test_only_what_was_declared_is_an_upload(asked: Served, upload: str) -> None:
     for method, path in (("GET", ""), ("DELETE", ""), ("PUT", "?offset=0"), ("POST", "/commit")):

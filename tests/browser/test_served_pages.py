@@ -111,6 +111,9 @@ def test_runs_are_watched_and_compared(chromium: Chromium, place: Place, runs: P
             (runs / name / "metrics.jsonl").write_text("".join(lines[:count]))
         write_run(runs, "second", status="finished", config={"model": {"layers": 3}, "optimizer": {"lr": 0.001}})
         assert tab.problems == []
+        tab.do(lambda page: page.evaluate("location.hash = 'run/nowhere'"))
+        assert "the run nowhere cannot be watched" in tab.wait("#alert-text:text('nowhere')")
+        tab.do(lambda page: page.locator("#link-first").wait_for())
 
 
 def test_two_tabs_and_a_terminal_watch_one_run(chromium: Chromium, place: Place, runs: Path, tmp_path: Path) -> None:

@@ -109,6 +109,9 @@ export class RunView {
         this.#loss.add(step, [loss, held]);
         if (loss !== undefined) this.#rate.add(step, [lr, gradNorm]);
       }
+      if (done > 0 && !points.length) {
+        element("notes").append(make("li", "", "A file of a run has no curves: they begin where it goes on."));
+      }
       this.#first = steps[0]?.loss ?? null;
       if (steps.length) show("loss", steps.at(-1).loss.toFixed(3));
       if (validation.length) this.#validation(validation.at(-1));

@@ -64,6 +64,7 @@ function listed(run) {
   box.type = "checkbox";
   box.id = `box-${run.name}`;
   box.checked = chosen.has(run.name);
+  box.disabled = run.step === null; // it never began: there is nothing to compare
   box.setAttribute("aria-label", `compare ${run.name}`);
   box.addEventListener("change", () => {
     if (box.checked) chosen.add(run.name);
@@ -183,8 +184,11 @@ function listen(path, what, acts) {
   }
   opened.addEventListener("open", () => complain(""));
   opened.addEventListener("error", () => {
-    if (opened.readyState === EventSource.CLOSED) complain(`${what} cannot be watched: is it still there?`);
-    else complain("the server does not answer: trying again");
+    if (opened.readyState === EventSource.CLOSED) {
+      for (const id of VIEWS) element(id).hidden = id !== "list";
+      refresh(shown).catch(() => {}); // the server has said enough
+      complain(`${what} cannot be watched: it is not there any more, or never was. These are there:`);
+    } else complain("the server does not answer: trying again");
   });
 }
 
@@ -227,7 +231,9 @@ function follow(name) {
       steps = run.steps;
       // It has no rows where it was uploaded.
       if (run.step !== null && element("step").textContent === "–") stand(run.step);
-      show("status", run.problem ?? [run.status, run.message].filter(Boolean).join(": "));
+      const told = run.message?.startsWith(run.status) ? [run.message] : [run.status, run.message];
+      const came = run.step > 0 && run.loss === null ? ["its curves did not come along"] : [];
+      show("status", run.problem ?? [...told, ...came].filter(Boolean).join(": "));
       if (run.parameters !== null) show("parameters", parameters(run.parameters));
       if (run.backend !== null) show("backend", run.backend);
     },

@@ -75,9 +75,12 @@ def answer_errors(app: FastAPI) -> None:
     async def invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
+        place, problem = ".".join(str(part) for part in first["loc"]), first["msg"]
+        kind = request.headers.get("content-type", "")
+        if place == "body" and not kind.startswith("application/json"):
+            problem = f"expected JSON, with the header Content-Type: application/json; it is {kind or 'missing'!r}"
         return json_response(
-            {"error": error_facts(ConfigError(f"{place}: {first['msg']}"))}, HTTPStatus.UNPROCESSABLE_ENTITY
+            {"error": error_facts(ConfigError(f"{place}: {problem}"))}, HTTPStatus.UNPROCESSABLE_ENTITY
         )
 
     async def plain(request: Request, error: Exception) -> Response:
