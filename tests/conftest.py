@@ -131,9 +131,11 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     wants_acceptance = "acceptance" in (config.option.markexpr or "")
     for item in items:
-        if item.get_closest_marker("acceptance") and not wants_acceptance:
-            _skip(item, "acceptance", "a long check: run it with `make acceptance` or -m acceptance")
-            continue
+        if item.get_closest_marker("acceptance"):
+            item.add_marker(pytest.mark.timeout(0))
+            if not wants_acceptance:
+                _skip(item, "acceptance", "a long check: run it with `make acceptance` or -m acceptance")
+                continue
         for name in _CHECKS:
             reason = missing(name) if item.get_closest_marker(name) else None
             if reason is not None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -17,33 +15,22 @@ from hybrid.bridge.server.runs import described
 from hybrid.errors import ConfigError
 from hybrid.training.lock import FILE, is_abandoned, locked
 from hybrid.training.run_files import read_run_file
-from hybrid.training.runner import train
-from hybrid.training.start import Request, Services
-from training.micro import micro_config, run
+from training.micro import run
+from training.process import Training
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs kill -9")
 
 SETTINGS = ("checkpoint.every=1", "checkpoint.keepLast=2")
 
 
-def _train(folder: Path) -> None:
-    train(Request(micro_config(folder, "run.steps=100000", *SETTINGS), folder / "run"), Services())
-
-
 def test_a_killed_run_is_shown_as_interrupted_until_it_goes_on(tmp_path: Path) -> None:
-    micro_config(tmp_path)
-    process = multiprocessing.get_context("fork").Process(target=_train, args=(tmp_path,))
-    process.start()
     place = tmp_path / "run"
-    until = time.monotonic() + 60
-    while not (place / "checkpoints" / "step-00000002").exists():
-        assert process.is_alive() and time.monotonic() < until
-        time.sleep(0.02)
-    assert described(place)["status"] == "running"
-    os.kill(process.pid or 0, signal.SIGSTOP)  # between the two questions nothing but the end happens
-    before = signature(place)
-    os.kill(process.pid or 0, signal.SIGKILL)
-    process.join()
+    with Training(tmp_path, "run.steps=100000", *SETTINGS) as training:
+        training.until(event="checkpoint")
+        training.process.send_signal(signal.SIGSTOP)  # between the two questions nothing but the end happens
+        assert described(place)["status"] == "running"
+        before = signature(place)
+    # It is killed there.
     facts = read_run_file(place)
     assert facts is not None and facts["status"] == "running"
     shown = described(place)

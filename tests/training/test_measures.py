@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -108,7 +109,10 @@ def test_weights_and_biases_gets_the_numbers_and_the_run_keeps_its_id(
     monkeypatch.setitem(
         sys.modules,
         "wandb",
-        SimpleNamespace(init=lambda **facts: begun.append(facts) or there),  # type: ignore[func-returns-value]
+        SimpleNamespace(
+            __spec__=ModuleSpec("wandb", None),
+            init=lambda **facts: begun.append(facts) or there,  # type: ignore[func-returns-value]
+        ),
     )
     for steps in (2, 4):
         run(tmp_path, f"run.steps={steps}", "evaluation.every=2", "telemetry.wandb=true")

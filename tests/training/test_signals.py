@@ -2,56 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from hybrid.errors import StopRequested
 from hybrid.training.signals import NAMES, StopFlag
-from training.micro import config_file, corpus, run_file, steps_saved
+from training.micro import corpus, run_file, steps_saved
+from training.process import Training
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no signals that a parent could send")
 
 # Long enough that no phase is over before the signal arrives.
 SLOW = ("run.steps=100000", "evaluation.every=20", "evaluation.batches=0", "sampling.every=30", "sampling.tokens=2000")
-
-
-class Training:
-    """`hybrid train --json` in a process of its own, with the events that it prints."""
-
-    def __init__(self, folder: Path, *assignments: str) -> None:
-        command = [sys.executable, "-m", "hybrid", "train", str(config_file(folder)), "--json"]
-        command += ["--run-dir", str(folder / "run")]
-        for assignment in assignments:
-            command += ["--set", assignment]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-    def events(self) -> Iterator[dict[str, Any]]:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            yield json.loads(line)
-
-    def until(self, **wanted: str) -> dict[str, Any]:
-        """The next event that has these values."""
-        for event in self.events():
-            if all(event.get(key) == value for key, value in wanted.items()):
-                return event
-        raise AssertionError(f"no event {wanted}: {self.process.communicate()[1]}")
-
-    def end(self) -> tuple[int, list[dict[str, Any]], str]:
-        """Exit code, the events until then, and standard error."""
-        events = list(self.events())
-        assert self.process.stderr is not None
-        errors = self.process.stderr.read()
-        return self.process.wait(timeout=60), events, errors
 
 
 @pytest.mark.parametrize("phase", ["data", "warm-up", "train", "evaluate", "sample", "save"])
@@ -60,10 +28,10 @@ def test_sigterm_in_any_phase_saves_and_exits_with_75(tmp_path: Path, phase: str
     if phase == "data":
         (tmp_path / "corpus.txt").write_text(corpus() * 400)
         settings += ["data.tokenizer.type=characters"]
-    training = Training(tmp_path, *settings)
-    training.until(event="phase", phase=phase)
-    training.process.send_signal(signal.SIGTERM)
-    code, events, errors = training.end()
+    with Training(tmp_path, *settings) as training:
+        training.until(event="phase", phase=phase)
+        training.process.send_signal(signal.SIGTERM)
+        code, events, errors = training.end()
     assert code == 75, errors
     assert run_file(tmp_path)["status"] == "stopped"
     if phase == "data":
@@ -78,31 +46,32 @@ def test_sigterm_in_any_phase_saves_and_exits_with_75(tmp_path: Path, phase: str
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGUSR1"])
 def test_the_other_signals_do_the_same_and_the_run_goes_on(tmp_path: Path, name: str) -> None:
-    training = Training(tmp_path, *SLOW)
-    training.until(event="step")
-    training.process.send_signal(getattr(signal, name))
-    code, events, errors = training.end()
+    with Training(tmp_path, *SLOW) as training:
+        training.until(event="step")
+        training.process.send_signal(getattr(signal, name))
+        code, events, errors = training.end()
     assert code == 75 and f"{name} received" in events[-1]["message"], errors
     step = events[-1]["step"]
-    code, events, errors = Training(tmp_path, *SLOW[1:], f"run.steps={step + 1}", "evaluation.every=0").end()
+    with Training(tmp_path, *SLOW[1:], f"run.steps={step + 1}", "evaluation.every=0") as training:
+        code, events, errors = training.end()
     assert code == 0 and events[-1]["step"] == step + 1, errors
     assert [event["step"] for event in events if event["event"] == "run"] == [step]
 
 
 def test_a_second_sigint_ends_the_process_at_once(tmp_path: Path) -> None:
-    training = Training(tmp_path, *SLOW, "data.prefetch=0", "checkpoint.every=1")
-    training.until(event="checkpoint")
-    # Stopped, so that both signals are there before the program can react to the first.
-    training.process.send_signal(signal.SIGINT)
-    for _ in range(200):
-        if training.process.poll() is not None:
-            break
+    with Training(tmp_path, *SLOW, "data.prefetch=0", "checkpoint.every=1") as training:
+        training.until(event="checkpoint")
+        # Stopped, so that both signals are there before the program can react to the first.
         training.process.send_signal(signal.SIGINT)
-        try:
-            training.process.wait(timeout=0.005)
-        except subprocess.TimeoutExpired:
-            continue
-    code, _, _ = training.end()
+        for _ in range(200):
+            if training.process.poll() is not None:
+                break
+            training.process.send_signal(signal.SIGINT)
+            try:
+                training.process.wait(timeout=0.005)
+            except subprocess.TimeoutExpired:
+                continue
+        code, _, _ = training.end()
     assert code in (130, 75), "at once, unless the first one's save was faster"
     assert steps_saved(tmp_path), "what was saved stays"
 
