@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import threading
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -412,6 +415,7 @@ def test_tensorboard_is_written_here(tmp_path: Path, recording: Path, monkeypatc
         def close(self) -> None:
             written.append(("closed", 0))
 
+    monkeypatch.setitem(sys.modules, "tensorboard", SimpleNamespace(__spec__=ModuleSpec("tensorboard", None)))
     monkeypatch.setattr("hybrid.training.tensorboard.TensorBoard", Board)
     train_in_tab(tmp_path, recording, Tab.train, "telemetry.tensorboard=true")
     expected = {*(("entry", step) for step in range(1, 21)), ("validation", 10), ("validation", 20), ("closed", 0)}
