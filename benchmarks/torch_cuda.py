@@ -49,7 +49,7 @@ SMALL = (
 # What the project aims at, each as (text, whether a result keeps it).
 PROMISES: dict[str, tuple[str, Callable[[dict[str, Any]], bool]]] = {
     "llama": ("at least 36 % of the peak, as published neighbours", lambda r: (r["mfu_full"] or 0.0) >= 0.36),
-    "gpt2": ("at least as fast as the plain loop, compiled", lambda r: r["time_ratio"] <= 1.02),
+    "gpt2": ("at least as fast as the plain loop, compiled", lambda r: r["time_ratio"]["plain"] <= 1.02),
 }
 
 
