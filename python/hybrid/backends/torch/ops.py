@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isfinite, prod
+from math import inf, isfinite, prod
 from typing import Any, NoReturn
 
 import numpy as np
@@ -86,14 +86,16 @@ class TorchOps(ObjectiveOps):
 
     # --- checks ------------------------------------------------------------------------------------------------------
 
-    def _fail(self, op: str, problem: str) -> NoReturn:
+    def _fail(self, op: str, problem: str, *values: Any) -> NoReturn:
         where = f" in block {self.where!r}" if self.where else ""
-        raise OpError(f"{op}{where}: {problem}")
+        got = f"; got {', '.join(_show(value) for value in values)}" if values else ""
+        raise OpError(f"{op}{where}: {problem}{got}")
 
     def _check(self, op: str, holds: bool, problem: str, *values: Any) -> None:
-        """Shapes are static: this costs nothing in compiled code."""
+        """Shapes are static: this costs nothing in compiled code. In eager code it does, so what every layer calls puts
+        no text together before something is wrong with it."""
         if not holds:
-            self._fail(op, f"{problem}; got {', '.join(_show(value) for value in values)}")
+            self._fail(op, problem, *values)
 
     def _same(self, op: str, a: Tensor, b: Tensor) -> None:
         self._check(
@@ -133,7 +135,8 @@ class TorchOps(ObjectiveOps):
 
     def _check_norm(self, op: str, x: Tensor, leaf: Norm, eps: float) -> None:
         self._check(op, leaf.weight.shape == x.shape[-1:], "the weight must be as long as the last axis of x", x)
-        self._check(op, isfinite(eps) and eps > 0, f"eps must be finite and above 0, not {eps}", x)
+        if not 0 < eps < inf:
+            self._fail(op, f"eps must be finite and above 0, not {eps}", x)
 
     # --- attention ---------------------------------------------------------------------------------------------------
 
@@ -169,8 +172,10 @@ class TorchOps(ObjectiveOps):
         fits = q.dim() == k.dim() == 4 and k.shape == v.shape and q.shape[:2] == k.shape[:2]
         fits = fits and q.shape[3] == k.shape[3] and q.shape[2] % k.shape[2] == 0
         self._check("attention", fits, "q must be [B, T, H, D], k and v [B, T, K, D], and K divide H", q, k, v)
-        self._check("attention", window is None or window >= 1, f"window {window} must be at least 1", q)
-        self._check("attention", isfinite(scale), f"scale {scale} must be finite", q)
+        if window is not None and window < 1:
+            self._fail("attention", f"window {window} must be at least 1", q)
+        if not isfinite(scale):
+            self._fail("attention", f"scale {scale} must be finite", q)
 
     # --- element by element ------------------------------------------------------------------------------------------
 
@@ -183,7 +188,8 @@ class TorchOps(ObjectiveOps):
         return a * b
 
     def scale(self, x: Tensor, factor: float) -> Tensor:
-        self._check("scale", isfinite(factor), f"factor {factor} must be finite", x)
+        if not isfinite(factor):
+            self._fail("scale", f"factor {factor} must be finite", x)
         return x * factor
 
     def gelu(self, x: Tensor) -> Tensor:
@@ -200,8 +206,9 @@ class TorchOps(ObjectiveOps):
         return (F.silu(gate.float()) * up.float()).to(gate.dtype)
 
     def dropout(self, x: Tensor, site: str, rate: float) -> Tensor:
-        self._check("dropout", x.dim() == 3 and 0.0 <= rate < 1.0, f"x must be [B, T, C], rate {rate} below 1", x)
-        if not self.training or rate == 0.0:
+        if x.dim() != 3 or not 0.0 <= rate < 1.0:
+            self._fail("dropout", f"x must be [B, T, C], rate {rate} below 1", x)
+        if rate == 0.0 or not self.training:
             return x
         sample_ids, data_step = self.microbatch.sample_ids, self.microbatch.data_step
         self._check("dropout", sample_ids is not None and data_step is not None, "the microbatch has no sample ids", x)
@@ -217,11 +224,13 @@ class TorchOps(ObjectiveOps):
     # --- shape -------------------------------------------------------------------------------------------------------
 
     def reshape(self, x: Tensor, shape: Sequence[int]) -> Tensor:
-        self._check("reshape", 0 not in shape[x.dim() :], f"{list(shape)} keeps a dimension that x lacks", x)
-        wanted = [size or x.shape[i] for i, size in enumerate(shape)]
-        known = prod(wanted)
-        fits = known == x.numel() or (wanted.count(-1) == 1 and x.numel() % known == 0)
-        self._check("reshape", fits, f"{list(shape)} does not hold the {x.numel()} elements of x", x)
+        sizes = x.shape
+        if 0 in shape[len(sizes) :]:
+            self._fail("reshape", f"{list(shape)} keeps a dimension that x lacks", x)
+        wanted = [size or sizes[i] for i, size in enumerate(shape)]
+        known, elements = prod(wanted), x.numel()
+        if known != elements and (wanted.count(-1) != 1 or elements % known):
+            self._fail("reshape", f"{list(shape)} does not hold the {elements} elements of x", x)
         return x.reshape(wanted)
 
     def split(self, x: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:

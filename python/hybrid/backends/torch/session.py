@@ -249,8 +249,8 @@ class TorchSession:
         self._runs = 0
 
     def _upload(self, array: NDArray[Any]) -> Tensor:
-        """A copy on the device."""
-        tensor = torch.from_numpy(np.array(array))
+        """A copy on the device, int64."""
+        tensor = torch.from_numpy(array.astype(np.int64))
         if self.device.type == "cuda":
             return tensor.pin_memory().to(self.device, non_blocking=True)
         return tensor
@@ -327,14 +327,13 @@ class TorchSession:
         """The batch on the device, and `ops` told about it."""
         self.check(batch)
         ids, positions, segments, targets = (
-            self._upload(array.astype(np.int64))
-            for array in (batch.ids, batch.positions, batch.segment_ids, batch.targets)
+            self._upload(array) for array in (batch.ids, batch.positions, batch.segment_ids, batch.targets)
         )
         window = self.model.window
         self._ops.training = training
         self._ops.microbatch = Microbatch(
             masks={window: blocks(segments, window, is_plain(batch.segment_ids))},
-            sample_ids=self._upload(batch.sample_ids.astype(np.int64)) if training else None,
+            sample_ids=self._upload(batch.sample_ids) if training else None,
             data_step=self._data_step if training else None,
         )
         self._runs += 1
@@ -431,7 +430,7 @@ class TorchSession:
         ops = self._decoding
         ops.start = start
         del self._seen[start:]
-        ops.previous_ids = self._upload(previous_ids(self._seen, self.model.context_length).astype(np.int64))
+        ops.previous_ids = self._upload(previous_ids(self._seen, self.model.context_length))
         self._seen += ids
         inputs = Inputs(
             ids=torch.tensor([ids], device=self.device),

@@ -141,7 +141,7 @@ class Updater:
         scale = self.step_scale()
         usable = squares <= FLOAT32_MAX  # what f32 cannot hold is no norm on any device; false for NaN
         norm = torch.where(usable, squares.sqrt() / scale, torch.nan)
-        fits = (loss_sum.abs() <= FLOAT32_MAX * target_tokens) & (nll_sum.abs() <= FLOAT32_MAX * target_tokens)
+        fits = totals[:2].abs().amax() <= FLOAT32_MAX * target_tokens  # false for NaN, too
         overflow = ~(usable & fits)
         clip = torch.ones_like(norm)
         if self.max_grad_norm > 0:
