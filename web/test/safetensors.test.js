@@ -7,7 +7,8 @@ import { test } from "node:test";
 import { CHUNK_BYTES, digestBytes, expectDigest } from "../runtime/digests.js";
 import { CheckpointCorrupt, HybridError } from "../runtime/errors.js";
 import { halfToFloat } from "../runtime/half.js";
-import { layout, openStream, readBytes, readStream, SafetensorsError, write } from "../runtime/safetensors.js";
+import { openStream, readBytes, readStream, SafetensorsError } from "../runtime/safetensors.js";
+import { layout, write } from "../runtime/safetensors_writer.js";
 import { load } from "./support/vectors.js";
 
 const VECTORS = load("safetensors_bad");

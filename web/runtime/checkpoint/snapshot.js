@@ -8,7 +8,7 @@ import { repr } from "../contracts/names.js";
 import { digestBytes } from "../digests.js";
 import { CheckpointCorrupt, HybridError } from "../errors.js";
 import { PIECE_BYTES, writeAll } from "../folders/folder.js";
-import { layout, write } from "../safetensors.js";
+import { layout, write } from "../safetensors_writer.js";
 import { subtleSha256 } from "../sha256.js";
 import { plain } from "./document.js";
 import { CONFIG_FILE, MANIFEST_NAME, MODEL_FILE, OPTIMIZER_FILE, parseManifest, renderManifest } from "./manifest.js";
