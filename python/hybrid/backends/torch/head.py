@@ -62,16 +62,21 @@ class CrossEntropyHead(torch.autograd.Function):
         dloss, dnll = (nothing if d is None else torch.where(counted, d, 0.0) for d in upstream)
         rise, drop = (1.0 + 2.0 * z_loss * lse) * dloss + dnll, dloss + dnll
         matrix = weight.to(x.dtype)
+        keep = -counted.to(torch.int32)  # all bits, or none
         dx, dweight = torch.empty_like(x), None
         for chunk in _chunks(x, weight.shape[0]):
             logits = _product(x[chunk], matrix.t()) if kept is None else kept
             gradient = torch.exp(logits - lse[chunk, None])
             gradient *= rise[chunk, None]
             gradient.scatter_add_(1, picked[chunk, None], -drop[chunk, None])
-            gradient.masked_fill_(~counted[chunk, None], 0.0)  # exactly, also where the logits are not finite
+            gradient.view(torch.int32).bitwise_and_(keep[chunk, None])  # to exact zeros, also of what is not finite
             # On a GPU the products run in the type of x; elsewhere nothing is gained by that.
             narrow, wide = (gradient.to(x.dtype), x) if x.is_cuda else (gradient, x.float())
-            dx[chunk] = narrow @ matrix.to(narrow.dtype)
+            hidden = narrow @ matrix.to(narrow.dtype)
+            if hidden.shape == dx.shape:
+                dx = hidden.to(dx.dtype)
+            else:
+                dx[chunk] = hidden
             part = _product(narrow.t(), wide[chunk])
             dweight = part if dweight is None else dweight.add_(part)
         return dx, dweight, None, None
