@@ -278,6 +278,18 @@ class Executor:
             self.encode(encoder, program)
         self.submit(encoder)
 
+    def touch(self, *programs: str) -> None:
+        """Submit a single workgroup of each kernel of these programs."""
+        commands = [c for program in programs for c in self._programs[program] if isinstance(c, Encoded)]
+        encoder = self.encoder()
+        compute = encoder.begin_compute_pass()
+        for command in {command.pipeline: command for command in commands}.values():
+            compute.set_pipeline(command.pipeline)
+            compute.set_bind_group(0, command.group)
+            compute.dispatch_workgroups(1)
+        compute.end()
+        self.submit(encoder)
+
     def fence(self) -> Fence:
         """A promise that everything submitted so far has run; at most MAX_FENCES may be open.
 
