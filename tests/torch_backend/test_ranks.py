@@ -175,9 +175,9 @@ def test_a_dry_run_sets_up_every_rank_and_speaks_once(tmp_path: Path) -> None:
 
 
 def test_torchrun_trains(tmp_path: Path) -> None:
-    """The launcher itself. Only rank 0 speaks."""
+    """The launcher itself, and what it means by `auto`. Only rank 0 speaks."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    words = ["-m", "hybrid", "train", str(config_file(tmp_path)), "--steps", "3", "--json", "--backend", "torch"]
+    words = ["-m", "hybrid", "train", str(config_file(tmp_path)), "--steps", "3", "--json", "--backend", "auto"]
     words += ["--run-dir", str(tmp_path / "one"), "--set", "backend.device=cpu"]
     done = subprocess.run(
         [*torchrun, *words], capture_output=True, text=True, env=ENVIRONMENT, timeout=120, check=False

@@ -40,12 +40,6 @@ def test_a_run_goes_from_the_reference_to_torch_and_back(tmp_path: Path) -> None
         assert a["total_loss"] == pytest.approx(b["total_loss"], rel=1e-6)
 
 
-def test_auto_never_means_torch(tmp_path: Path) -> None:
-    from hybrid.training.sessions import choose_backend
-
-    assert choose_backend(micro_config(tmp_path, "backend.name=auto")) in ("webgpu", "reference")
-
-
 def test_only_numerics_that_are_not_exact_are_part_of_the_contract(tmp_path: Path) -> None:
     exact, fast = (micro_config(tmp_path, *TORCH, f"precision.numerics={name}") for name in ("exact", "fast"))
     assert contract(exact)["precision"] == {"type": "f32"}

@@ -16,15 +16,19 @@ def no_adapter() -> list[device.AdapterInfo]:
     raise device.NoAdapter(f"no WebGPU adapter is found. {device.DRIVER_HINT}")
 
 
-def test_without_an_adapter_auto_is_the_reference_and_says_so_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.torch
+@pytest.mark.parametrize("backend", ["torch", "reference"])
+def test_without_an_adapter_auto_is_torch_where_it_is_installed_and_says_so_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str
 ) -> None:
     monkeypatch.setattr(device, "list_adapters", no_adapter)
+    if backend == "reference":
+        monkeypatch.setattr("hybrid.training.sessions.find_spec", lambda name: None)
     view = Recorder()
     run(tmp_path, "backend.name=auto", "run.steps=1", view=view)
     (note,) = view.of("note")
-    assert note["text"].startswith("training on the CPU with the reference backend") and "\n" not in note["text"]
-    assert view.of("run")[0]["backend"] == "reference"
+    assert note["text"].startswith(f"the {backend} backend computes, because there is no") and "\n" not in note["text"]
+    assert view.of("run")[0]["backend"] == backend
     with pytest.raises(device.NoAdapter):
         run(tmp_path, "backend.name=webgpu", "run.steps=2")
 

@@ -347,8 +347,9 @@ class BackendSection(Section):
     """What computes. Nothing here changes what is learned."""
 
     name: Literal["auto", "webgpu", "reference", "torch", "browser"] = "auto"
-    """auto: webgpu if there is an adapter, else reference. torch: PyTorch on CUDA or the CPU (needs the `torch` extra).
-    browser: `hybrid train` opens a tab that trains (needs the `web` extra); other commands take it as auto."""
+    """auto: webgpu if there is an adapter, else torch if it is installed, else reference; under torchrun, torch. torch:
+    PyTorch on CUDA or the CPU (needs the `torch` extra). reference: NumPy, slow. browser: `hybrid train` opens a tab
+    that trains (needs the `web` extra); other commands take it as auto."""
     adapter: Text | None = None
     """Part of the name of the GPU to use. null: the system's choice."""
     device_profile: Literal["adapter", "default"] = "adapter"

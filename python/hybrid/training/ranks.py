@@ -76,6 +76,9 @@ def _on_ranks(
             raise
     with ranks:
         request = make_request()
+        if request.config.backend.name == "auto":
+            backend = request.config.backend.model_copy(update={"name": "torch"})
+            request = replace(request, config=request.config.model_copy(update={"backend": backend}))
         if request.config.backend.name != "torch":
             raise ConfigError(
                 f"backend.name = {request.config.backend.name!r}: torchrun started several processes, and only 'torch' "

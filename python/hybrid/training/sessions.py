@@ -17,8 +17,9 @@ Note = Callable[[str], None]
 
 
 def choose_backend(config: RunConfig, note: Note = lambda text: None) -> str:
-    """The backend that `backend.name` means here: for `auto`, webgpu if it has an adapter, else reference, with a note
-    that says why. A run that is trained in a browser is evaluated and sampled as with `auto`."""
+    """The backend that `backend.name` means here: for `auto`, webgpu if it has an adapter, else torch where that is
+    installed, else reference, with a note that says why. A run that is trained in a browser is evaluated and sampled as
+    with `auto`."""
     if config.backend.name not in ("auto", "browser"):
         return config.backend.name
     from hybrid.backends.webgpu.device import NoAdapter, choose_adapter, list_adapters
@@ -26,8 +27,9 @@ def choose_backend(config: RunConfig, note: Note = lambda text: None) -> str:
     try:
         choose_adapter(list_adapters(), config.backend.adapter)
     except NoAdapter as error:
-        note(f"training on the CPU with the reference backend, because there is no WebGPU adapter: {error}")
-        return "reference"
+        backend = "reference" if find_spec("torch") is None else "torch"
+        note(f"the {backend} backend computes, because there is no WebGPU adapter: {error}")
+        return backend
     return "webgpu"
 
 
