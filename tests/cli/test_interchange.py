@@ -94,8 +94,10 @@ def test_an_import_says_what_does_not_fit(text: Path, tmp_path: Path, capsys: py
     arguments = ["checkpoint", "import", "there", "--set", f"data.source={text}"]
     assert main([*arguments, "--set", "data.sequenceLength=64"]) == 2
     assert "64" in capsys.readouterr().err
-    assert main([*arguments, *TINY]) == 0
+    interrupted = Path("runs/there/checkpoints/.tmp-step-00000000-1-2-3")  # of an import that was killed
+    interrupted.mkdir(parents=True)
+    assert main([*arguments, *TINY]) == 0 and not interrupted.exists()
     assert main([*arguments, *TINY]) == 2
-    assert "already holds checkpoints" in capsys.readouterr().err
+    assert "already holds checkpoints: choose another --run-dir" in capsys.readouterr().err
     assert main(["checkpoint", "import", "nowhere"]) == 1
     assert "nowhere: there is no such folder" in capsys.readouterr().err

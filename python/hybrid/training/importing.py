@@ -65,6 +65,7 @@ def import_run(source: TransformersFolder, request: Request, services: Services)
         if replace(prepared.model, dropout=source.model.dropout) != source.model:
             raise ConfigError(f"the settings describe another model than {source.folder} has")
         services.phase("save")
+        store.clean()
         tensors = source.tensors()
         run_id = secrets.token_hex(8)
         path = store.save(_snapshot(prepared, tensors, run_id))

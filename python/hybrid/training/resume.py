@@ -55,8 +55,8 @@ def find_start(resume: Literal["auto", "never"] | Path, run_dir: Path, store: Ch
         ref = store.latest()
     elif resume == "never":
         ref = None
-        if store.list():
-            raise ConfigError(f"{run_dir} already holds checkpoints: --resume never needs another --run-dir")
+        if any(status.status != "temporary" for status in store.list()):
+            raise ConfigError(f"{run_dir} already holds checkpoints: choose another --run-dir for a new run")
     else:
         ref = _named(finding.resolve(resume), run_dir, store)
     if ref is None:
