@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -70,6 +71,24 @@ def test_who_looks_does_not_keep_a_run_from_starting(tmp_path: Path) -> None:
         for thread in looking:
             thread.join()
     assert is_abandoned(tmp_path)
+
+
+def test_where_there_are_no_locks_it_is_said_and_nobody_is_taken_for_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with locked(tmp_path):
+        pass
+
+    def none(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", none)
+    with (
+        pytest.raises(ConfigError, match=r"this file system cannot lock files \(No locks available\)"),
+        locked(tmp_path),
+    ):
+        pass
+    assert not is_abandoned(tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["missing", "folder", "pipe", "link", "empty"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import platform
 import stat
@@ -18,18 +19,20 @@ FILE = "run.lock"
 NAME_BYTES = 256
 # Whoever looks holds the lock for an instant; that is no reason to refuse a run.
 PATIENCE_SECONDS = 0.5
+HELD = (errno.EACCES, errno.EAGAIN, errno.EDEADLK)  # what a lock is answered that another process has
 
 
 @contextmanager
 def locked(run_dir: Path, patience: float = PATIENCE_SECONDS) -> Iterator[None]:
-    """Hold the folder's lock inside the block. ConfigError if another process holds it, for `patience` seconds.
+    """Hold the folder's lock inside the block. ConfigError if another process holds it, for `patience` seconds, or if
+    the file system has no locks.
 
     The file has the name of this machine in it.
     """
     handle = os.open(run_dir / FILE, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         until = time.monotonic() + patience
-        while not _taken(handle):
+        while not _taken_in(run_dir, handle):
             if time.monotonic() >= until:
                 raise ConfigError(
                     f"{run_dir}: another process is training in this folder; choose another --run-dir"
@@ -64,16 +67,28 @@ def is_abandoned(run_dir: Path) -> bool:
         os.close(handle)
 
 
+def _taken_in(run_dir: Path, handle: int) -> bool:
+    try:
+        return _taken(handle)
+    except OSError as error:
+        raise ConfigError(
+            f"{run_dir}: this file system cannot lock files ({error.strerror}), so nothing would keep a second process "
+            "from training in the folder; choose a --run-dir on another one"
+        ) from error
+
+
 def _machine() -> bytes:
     return platform.node().encode("utf-8", "backslashreplace")[:NAME_BYTES] or b"?"
 
 
 def _taken(handle: int) -> bool:
-    """Whether this process has the lock now."""
+    """Whether this process has the lock now. OSError where there are no locks."""
     try:
         _lock(handle)
-    except OSError:
-        return False
+    except OSError as error:
+        if error.errno in HELD:
+            return False
+        raise
     return True
 
 
