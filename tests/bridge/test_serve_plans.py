@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -105,6 +106,16 @@ def test_a_place_for_plans_that_cannot_be_written_is_done_without(tmp_path: Path
     assert (shelf.folder / shelf.compile(plan_settings_of(settings()), DeviceProfile())).is_dir()
     shelf.close()
     assert not shelf.folder.exists()
+
+
+def test_a_full_disk_is_said(asked: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(plans, "write_plan", full)
+    body = {"config": settings(width=24), "profile": PROFILE}
+    error = asked.ask("POST", "/api/plans", 507, json=body).json()["error"]
+    assert error["message"].endswith("the plan could not be written there: No space left on device")
 
 
 def test_the_version_of_the_compiler_is_a_hash_of_its_sources() -> None:

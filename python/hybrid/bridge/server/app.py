@@ -80,7 +80,7 @@ def serve_app(
         )
 
     @app.post(
-        "/api/plans", response_model=answers.PlanPlace, responses=errors(400), summary="Compile the plan of a run"
+        "/api/plans", response_model=answers.PlanPlace, responses=errors(400, 507), summary="Compile the plan of a run"
     )
     def compile_plan(request: answers.PlanRequest) -> Response:
         name = shelf.compile(plan_settings_of(request.config), profile_of(request.profile.model_dump()))

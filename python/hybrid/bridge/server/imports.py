@@ -19,7 +19,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from hybrid.bridge.server.refusals import Refusal, not_found
+from hybrid.bridge.server.refusals import Refusal, no_room, not_found
 from hybrid.bridge.server.runs import NAME
 from hybrid.bridge.server.temporary import TemporaryFolder
 from hybrid.checkpoint import archive
@@ -82,7 +82,7 @@ class Imports:
             folder.mkdir(parents=True)
             if shutil.disk_usage(folder).free < 2 * size:  # the file, and the checkpoint that is made of it
                 shutil.rmtree(folder, ignore_errors=True)
-                raise _no_room(f"{name}: the disk has no room for {size} bytes and a checkpoint made of them")
+                raise no_room(f"{name}: the disk has no room for {size} bytes and a checkpoint made of them")
             (folder / _ARCHIVE).touch()
             facts = {"name": name, "size": size, "sha256": sha256, "createdAt": self._time()}
             _write(folder, facts)
@@ -130,7 +130,7 @@ class Imports:
                 result = self._make_run(folder / _ARCHIVE, place.path / "run", facts)
             except HybridError as error:
                 if type(error) is HybridError:  # the disk refuses; the file may be good
-                    raise _no_room(str(error)) from error
+                    raise no_room(str(error)) from error
                 shutil.rmtree(folder, ignore_errors=True)
                 raise
             finally:
@@ -289,7 +289,7 @@ def _disk() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise _no_room(f"the disk refuses: {error.strerror or error}") from error
+        raise no_room(f"the disk refuses: {error.strerror or error}") from error
 
 
 def _read(folder: Path) -> Facts | None:
@@ -326,7 +326,3 @@ def _sha256(path: Path) -> str:
 
 def _too_large(message: str) -> Refusal:
     return Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, LimitExceeded(message))
-
-
-def _no_room(message: str) -> Refusal:
-    return Refusal(HTTPStatus.INSUFFICIENT_STORAGE, HybridError(message))

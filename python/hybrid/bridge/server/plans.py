@@ -18,6 +18,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 import hybrid
+from hybrid.bridge.server.refusals import no_room
 from hybrid.bridge.server.temporary import TemporaryFolder
 from hybrid.contracts.stable_json import stable_hash
 from hybrid.errors import ConfigError
@@ -84,12 +85,17 @@ class PlanShelf:
         self._lock = threading.Lock()
 
     def compile(self, settings: PlanSettings, profile: DeviceProfile) -> str:
-        """The folder's name of the plan for these settings on such a device. Errors: ConfigError, LimitExceeded."""
+        """The folder's name of the plan for these settings on such a device. Errors: ConfigError, LimitExceeded;
+        Refusal 507 when the disk has no room."""
         facts = [asdict(settings), {**asdict(profile), "features": sorted(profile.features)}, compiler_version()]
         name = stable_hash(facts)
         if not self._is_here(name):
             plan = compile_plan(settings, profile)
-            self._put(name, plan)
+            try:
+                self._put(name, plan)
+            except OSError as error:
+                reason = error.strerror or error
+                raise no_room(f"{self.folder}: the plan could not be written there: {reason}") from error
         with self._lock, contextlib.suppress(OSError):
             os.utime(self.folder / name)
             self._clean()

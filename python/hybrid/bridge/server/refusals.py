@@ -94,5 +94,9 @@ def answer_errors(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, plain)
 
 
+def no_room(message: str) -> Refusal:
+    return Refusal(HTTPStatus.INSUFFICIENT_STORAGE, HybridError(message))
+
+
 def not_found(what: str) -> Refusal:
     return Refusal(HTTPStatus.NOT_FOUND, HybridError(f"{what:.300}: there is no such file here"))
