@@ -102,6 +102,17 @@ def test_a_schedule_that_no_longer_fits_the_run_is_mentioned(tmp_path: Path) -> 
         assert any("the learning rate follows" in note["text"] for note in view.of("note")) is mentioned
 
 
+def test_a_schedule_from_the_settings_of_the_run_folder_is_mentioned_too(tmp_path: Path) -> None:
+    """They have the length that was found when the run began."""
+    run(tmp_path, "schedule.totalSteps=null", "schedule.warmupSteps=1", "run.steps=4")
+    for steps, mentioned in ((4, False), (6, True)):
+        view = Recorder()
+        run(tmp_path, "schedule.totalSteps=3", "schedule.warmupSteps=1", f"run.steps={steps}", view=view)
+        notes = [note["text"] for note in view.of("note") if "the learning rate follows" in note["text"]]
+        assert bool(notes) is mentioned
+        assert all("a schedule of 4 steps" in note for note in notes)
+
+
 def test_evaluation_and_samples_do_not_touch_the_training(tmp_path: Path) -> None:
     view = Recorder()
     run(tmp_path, "run.steps=8", run="plain")

@@ -149,7 +149,7 @@ def prepare_run(request: Request, services: Services) -> tuple[Prepared, Checkpo
     config = resolve(request.config, data.tokenizer.vocabulary_size, len(data.train), start.config)
     check_size(config, config.backend.name, machine_memory(), processes=services.processes)
     steps, limit = run_length(config, len(data.train))
-    if start.config is not None and request.config.schedule.total_steps is None:
+    if start.config is not None and _keeps_schedule(request.config, start.config, steps, len(data.train)):
         _explain_schedule(config, steps, services)
     fingerprints = Fingerprints(
         dataset={"fingerprint": data.fingerprint, "samples": len(data.train), "tokens": data.store.token_count},
@@ -186,6 +186,14 @@ def _check_retention(settings: CheckpointSection) -> None:
             )
 
 
+def _keeps_schedule(asked: RunConfig, begun: RunConfig, steps: int, samples: int) -> bool:
+    """Whether the schedule is as long as when the run began although nobody has asked for that: nothing asks for a
+    length, or it comes from the run folder's own settings (which have the length that was found) and `steps` differ."""
+    if asked.schedule.total_steps is None:
+        return True
+    return asked.schedule.total_steps == begun.schedule.total_steps and steps != run_length(begun, samples)[0]
+
+
 def _explain_schedule(config: RunConfig, steps: int, services: Services) -> None:
     """A schedule that followed the length of the run stays as it was when the run began; say so where that matters."""
     schedule = config.schedule
@@ -193,7 +201,8 @@ def _explain_schedule(config: RunConfig, steps: int, services: Services) -> None
         planned = schedule.warmup_steps + (schedule.total_steps or 0)
         services.note(
             f"the learning rate follows a schedule of {planned} steps, fixed when this run began, not the {steps} it "
-            "has now; --resume never begins a new run, and --set schedule.totalSteps=N with --accept-change changes it"
+            "has now; --resume never begins a new run, and --set schedule.totalSteps=N (counted after the warm-up) "
+            "with --accept-change schedule.totalSteps changes it"
         )
 
 
