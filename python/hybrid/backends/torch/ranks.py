@@ -45,6 +45,9 @@ BREAKS_FIRST_SECONDS = 1.5
 FOREVER = timedelta(days=30)
 START = "HYBRID_START_SECONDS"  # for all processes to find each other: an environment variable
 START_SECONDS = 300.0  # without it
+# How gloo words a collective that the end of another process has broken. Its error has no type of its own.
+BROKEN = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
+LOST = "another rank has ended without a word, as one that is killed does (perhaps for want of memory)"
 STORE_GONE = "the process that holds the store of all ranks has ended without a word"
 WAIT = timedelta(seconds=1)  # for a value, before looking whether anything has failed
 
@@ -382,7 +385,8 @@ def _describe(error: BaseException) -> str:
     text = str(error).strip()
     if isinstance(error, HybridError):
         return text
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    lost = f"{LOST}: " if isinstance(error, RuntimeError) and any(words in text for words in BROKEN) else ""
+    return f"{lost}{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _failure(posted: bytes) -> RankFailed:
