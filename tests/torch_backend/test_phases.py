@@ -185,10 +185,16 @@ def test_a_rank_that_is_killed_ends_the_others_and_one_of_them_says_so(
     assert outcome["codes"][rank] == -signal.SIGKILL and outcome["codes"][left] == EXIT_FAILED
     assert outcome["after"] < SECONDS
     said = outcome["errors"][left].strip().removeprefix("hybrid: ")
-    broken = f"rank {left} failed in step {2 if phase == 'gathering' else 3}: another rank has ended without a word"
+    broken = f"rank {left} failed in step {2 if phase == 'gathering' else 3}: "
     gone = "the process that holds the store of all ranks has ended without a word"  # it is rank 0 here
     assert said.startswith(broken) or (rank == 0 and said == gone)
     assert (run_file(folder, run)["status"], run_file(folder, run)["message"]) == ("failed", said)
+
+
+def test_what_gloo_says_of_a_killed_rank_is_told_in_our_words(outcomes: dict[str, Any]) -> None:
+    """Which of its sentences it says is a matter of time."""
+    said = [outcomes[name(phase, rank, "kill", layout)]["errors"][1 - rank] for phase, layout, rank in KILLS]
+    assert any(": another rank has ended without a word, as one that is killed does" in text for text in said), said
 
 
 def test_a_stop_does_not_wait_for_a_compiler(folder: Path, outcomes: dict[str, Any]) -> None:
