@@ -86,6 +86,7 @@ def test_transformers_computes_the_logits_of_an_exported_checkpoint(tmp_path: Pa
     weights = examples.tensors(cfg, 1)[0]
     agree(their_logits(model), our_logits(cfg, weights))
     assert model.config.vocab_size == 29
+    assert (model.config.bos_token_id, model.config.eos_token_id) == (None, None), "not the defaults of the family"
     assert facts["family"] == type(model).__name__.removesuffix("LMHeadModel").removesuffix("ForCausalLM").lower()
 
     # A tied table is stored once, and a file has the bytes that its numbers need.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,8 @@ def test_a_model_from_there_trains_here_and_goes_back(
     words = "the ship and the sea"
     assert AutoTokenizer.from_pretrained("back").decode(AutoTokenizer.from_pretrained("back")(words).input_ids) == words
 
-    # `train` goes on from it, with the data and the settings that it was imported with.
+    # `train` goes on from it, with the data and the settings that it was imported with, and without the folder.
+    shutil.rmtree(source)
     assert main(["train", "--run-dir", "runs/there", "--backend", "reference", "--json"]) == 0
     events = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
     (begun,) = (event for event in events if event["event"] == "run")
@@ -93,10 +95,11 @@ def test_an_import_says_what_does_not_fit(text: Path, tmp_path: Path, capsys: py
     save_gpt2(source, 300)
     arguments = ["checkpoint", "import", "there", "--set", f"data.source={text}"]
     assert main([*arguments, "--set", "data.sequenceLength=64"]) == 2
-    assert "64" in capsys.readouterr().err
+    assert "--set data.sequenceLength=16 makes samples that fit" in capsys.readouterr().err
     interrupted = Path("runs/there/checkpoints/.tmp-step-00000000-1-2-3")  # of an import that was killed
     interrupted.mkdir(parents=True)
     assert main([*arguments, *TINY]) == 0 and not interrupted.exists()
+    assert "there has no tokenizer.json: this run's text becomes 256 ids (bytes), of the 300" in capsys.readouterr().err
     assert main([*arguments, *TINY]) == 2
     assert "already holds checkpoints: choose another --run-dir" in capsys.readouterr().err
     assert main(["checkpoint", "import", "nowhere"]) == 1

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from hybrid.checkpoint import loading, safetensors, transformers_layout
 from hybrid.checkpoint.filesystem import fresh
-from hybrid.checkpoint.huggingface import generation_document
+from hybrid.checkpoint.huggingface import generation_document, token_ids
 from hybrid.checkpoint.manifest import CONFIG_FILE, GENERATION_FILE, MODEL_FILE, TOKENIZER_FILE
 from hybrid.checkpoint.safetensors import Header, LateTensor, TensorEntry
 from hybrid.checkpoint.transformers_layout import Stored, part_shapes
@@ -75,7 +75,7 @@ def export(checkpoint: Path, folder: Path) -> dict[str, Any]:
     special = {name.removesuffix("_token_id"): ids[name] for name in ids if name.endswith("_token_id")}
     special = {role: token for role, token in special.items() if token is not None}
     texts = {
-        CONFIG_FILE: _json(transformers_layout.config_document(cfg, special)),
+        CONFIG_FILE: _json(transformers_layout.config_document(cfg, token_ids(special))),
         GENERATION_FILE: _json(generation_document(special)),
     }
     if whole.tokenizer_json is not None:

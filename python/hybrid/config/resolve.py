@@ -26,8 +26,8 @@ def check(config: RunConfig) -> None:
         )
     if model.context_length is not None and model.context_length < data.sequence_length:
         raise ConfigError(
-            f"model.contextLength = {model.context_length}: expected at least "
-            f"data.sequenceLength = {data.sequence_length}"
+            f"model.contextLength = {model.context_length}: expected at least data.sequenceLength = "
+            f"{data.sequence_length}; --set data.sequenceLength={model.context_length} makes samples that fit"
         )
     if config.schedule.min_lr > config.optimizer.lr:
         raise ConfigError(

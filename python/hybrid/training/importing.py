@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -10,14 +11,14 @@ from typing import Any
 import numpy as np
 
 from hybrid.backends.state_check import SLOTS
-from hybrid.checkpoint.manifest import Progress
+from hybrid.checkpoint.manifest import TOKENIZER_FILE, Progress
 from hybrid.checkpoint.safetensors import LateTensor
 from hybrid.checkpoint.snapshot import CheckpointSnapshot
 from hybrid.checkpoint.transformers_folder import Made, TransformersFolder
 from hybrid.config.loading import to_settings
 from hybrid.contracts.javascript import iso_time
 from hybrid.contracts.loss_scaler import DynamicLossScaler
-from hybrid.errors import ConfigError
+from hybrid.errors import ConfigError, HybridError
 from hybrid.models.config import ModelConfig
 from hybrid.models.parameters import count_parameters
 from hybrid.training.lock import locked
@@ -61,9 +62,11 @@ def import_run(source: TransformersFolder, request: Request, services: Services)
     check_place(request.run_dir)
     request.run_dir.mkdir(parents=True, exist_ok=True)
     with services.view, services.stop.installed(services.note), locked(request.run_dir):
+        request = _with_own_tokenizer(source, request)
         prepared, store = prepare_run(replace(request, resume="never"), services)
         if replace(prepared.model, dropout=source.model.dropout) != source.model:
             raise ConfigError(f"the settings describe another model than {source.folder} has")
+        _note_tokenizer(prepared, source, services)
         services.phase("save")
         store.clean()
         tensors = source.tensors()
@@ -86,6 +89,33 @@ def import_run(source: TransformersFolder, request: Request, services: Services)
         "parameters": count_parameters(prepared.model),
         "tensors": len(tensors),
     }
+
+
+def _with_own_tokenizer(source: TransformersFolder, request: Request) -> Request:
+    """The run has a copy of the tokenizer that it begins with, and so needs the folder no more."""
+    data = request.config.data
+    if source.tokenizer is None or data.tokenizer.path != str(source.tokenizer):
+        return request
+    place = (request.run_dir / TOKENIZER_FILE).absolute()
+    whole = place.with_name(f".{place.name}")
+    try:
+        shutil.copyfile(source.tokenizer, whole)
+        whole.replace(place)
+    except OSError as error:
+        raise HybridError(f"{place}: the tokenizer cannot be copied there: {error.strerror or error}") from error
+    tokenizer = data.tokenizer.model_copy(update={"path": str(place)})
+    config = request.config.model_copy(update={"data": data.model_copy(update={"tokenizer": tokenizer})})
+    return replace(request, config=config)
+
+
+def _note_tokenizer(prepared: Prepared, source: TransformersFolder, services: Services) -> None:
+    tokenizer = prepared.data.tokenizer
+    if source.tokenizer is None:
+        services.note(
+            f"{source.folder} has no tokenizer.json: this run's text becomes {tokenizer.vocabulary_size} ids "
+            f"({tokenizer.kind}), of the {source.model.vocabulary_size} that the model has; data.tokenizer.path names "
+            "another tokenizer"
+        )
 
 
 def _snapshot(prepared: Prepared, tensors: Mapping[str, LateTensor], run_id: str) -> CheckpointSnapshot:
