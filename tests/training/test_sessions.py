@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from hybrid.backends.webgpu import device
+from hybrid.backends.webgpu.session import WebGPUSession
 from hybrid.config.resolve import resolve
 from hybrid.training.sessions import choose_backend, make_session
 from training.micro import Recorder, micro_config, run
@@ -37,6 +38,21 @@ def test_a_named_backend_is_taken_without_a_look(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(device, "list_adapters", no_adapter)
     assert choose_backend(micro_config(tmp_path)) == "reference"
     assert choose_backend(micro_config(tmp_path, "backend.name=webgpu")) == "webgpu"
+
+
+@pytest.mark.webgpu
+def test_a_software_driver_that_nobody_chose_is_mentioned(tmp_path: Path) -> None:
+    for name, training, mentioned in (("auto", True, True), ("auto", False, False), ("webgpu", True, False)):
+        notes: list[str] = []
+        config = micro_config(tmp_path, f"backend.name={name}")
+        resolved = resolve(config, vocabulary_size=256, train_samples=1000)
+        session = make_session(resolved, notes.append, training=training)
+        assert isinstance(session, WebGPUSession)
+        is_software = session.device.info.is_software
+        session.close()
+        assert [note.split(": ")[1] for note in notes] == (
+            ["on a processor, --backend torch trains several times as fast"] if mentioned and is_software else []
+        )
 
 
 @pytest.mark.webgpu

@@ -76,7 +76,7 @@ def make_session(
         return ReferenceSession(model_config(config), **arguments)
     from hybrid.backends.webgpu.session import WebGPUSession
 
-    return WebGPUSession(
+    session = WebGPUSession(
         model_config(config),
         **arguments,
         adapter=config.backend.adapter,
@@ -85,6 +85,10 @@ def make_session(
         training=training,
         progress=progress,
     )
+    info = session.device.info
+    if training and info.is_software and config.backend.name == "auto":
+        note(f"{info.name} is a software driver: on a processor, --backend torch trains several times as fast")
+    return session
 
 
 def session_settings(config: RunConfig) -> dict[str, Any]:
